@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from dtrain.backend import process_group
-from dtrain.config import environment
 from dtrain.errors import PreflightError
-from dtrain.lifecycle import failure, recorder
+from dtrain.lifecycle import failure, recorder, unwatched
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables for its allocator."""
@@ -39,8 +38,8 @@ class Nccl:
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
         bus = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-        if reports := os.environ.get(environment.REPORTS):
-            failure.has_gpu(Path(reports), int(os.environ.get("RANK", 0)), bus)
+        if folder := unwatched.reports():
+            failure.has_gpu(folder, int(os.environ.get("RANK", 0)), bus)
         if self.kernels == "deterministic":
             add_in_one_order(os.environ)
         if self.cores == "near":

@@ -7,7 +7,6 @@ torch bounds no wait on a store whose process was stopped: a connection is taken
 import datetime
 import errno
 import ipaddress
-import os
 import queue
 import socket
 import threading
@@ -15,13 +14,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
 from dtrain.cluster import network
-from dtrain.config import environment
 from dtrain.errors import PreflightError, first_line
 from dtrain.lifecycle import signals, unwatched
 
@@ -179,13 +176,7 @@ class StoreWatch:
                 )
 
     def _end(self, sentence: str) -> None:
-        folder = os.environ.get(environment.REPORTS)
         request = signals.stop_request()
+        code = signals.StopRequested(request).exit_code if request else 1
         if not self._over.is_set():
-            unwatched.give_up(
-                Path(folder) if folder else None,
-                self._rank,
-                sentence,
-                kind="lost",
-                exit_code=signals.StopRequested(request).exit_code if request else 1,
-            )
+            unwatched.give_up(unwatched.reports(), self._rank, sentence, kind="lost", exit_code=code)

@@ -33,8 +33,23 @@ def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
 
 def run_rank(plan: Plan, *, forked: bool = False) -> Result:
     """Run one rank in this process: import path, trust, threads, loop."""
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
     with trusting(plan.trust):
-        return _run(plan, forked)
+        with signals.importing(), loading_torch():
+            import torch
+            import torch._dynamo  # the optimizer would import it
+
+            loop = locate(plan.loop)
+        # A forked process renews its thread pool here, before two autograd threads do so at once (INTERNAL ASSERT
+        # "Invalid thread pool" of the CUDA builds). The call is left out where nothing changes, because it ends MKL's
+        # own choice of threads: 6% of a small GPT's step.
+        if forked or plan.threads != torch.get_num_threads():
+            torch.set_num_threads(plan.threads)
+        torch.backends.mha.set_fastpath_enabled(False)  # its kernels ignore autocast on the CPU
+        with waiting.yielding(plan.threads):
+            result: Result = loop(plan)
+        return result
 
 
 @contextmanager
@@ -51,22 +66,3 @@ def loading_torch() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _run(plan: Plan, forked: bool) -> Result:
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    with signals.importing(), loading_torch():
-        import torch
-        import torch._dynamo  # the optimizer would import it
-
-        loop = locate(plan.loop)
-    # A forked process renews its thread pool here, before two autograd threads do so at once (INTERNAL ASSERT "Invalid
-    # thread pool" of the CUDA builds). The call is left out where nothing changes, because it ends MKL's own choice of
-    # threads: 6% of a small GPT's step.
-    if forked or plan.threads != torch.get_num_threads():
-        torch.set_num_threads(plan.threads)
-    torch.backends.mha.set_fastpath_enabled(False)  # its kernels ignore autocast on the CPU
-    with waiting.yielding(plan.threads):
-        result: Result = loop(plan)
-    return result

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from dtrain.config import environment
 from dtrain.launcher import process, run_here
 from dtrain.lifecycle import unwatched
 from dtrain.planned import Plan
@@ -55,6 +54,5 @@ def _has(pid: int, mark: bytes) -> bool:
 def _die_with(launcher: int) -> None:
     while not process.is_gone(launcher, LOOK_SECONDS):
         continue
-    folder = os.environ.get(environment.REPORTS)
     sentence = f"the launcher of the ranks (pid {launcher}) is gone: it was killed, and no rank outlives it"
-    unwatched.give_up(Path(folder) if folder else None, int(os.environ["RANK"]), sentence, kind="lost")
+    unwatched.give_up(unwatched.reports(), int(os.environ["RANK"]), sentence, kind="lost")

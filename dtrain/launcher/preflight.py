@@ -43,13 +43,8 @@ def missing(plan: Plan) -> list[str]:
 
 def _machine(plan: Plan) -> Iterable[str]:
     """A plan for another machine can be printed, not run."""
-    if plan.cluster and "cluster" not in plan.why:
-        lacking = build(plan.cluster).missing(detect())
-        if lacking:
-            yield (
-                f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to "
-                "train here."
-            )
+    if plan.cluster and "cluster" not in plan.why and (lacking := build(plan.cluster).missing(detect())):
+        yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
 
 
 def _gpus(plan: Plan) -> Iterable[str]:
@@ -153,11 +148,8 @@ def _tokens(plan: Plan, files: Sequence[str]) -> str:
         return ""
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
 
-    return tokenfile.outside(
-        [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files],
-        plan.data["vocab"],
-        most=LOOKED_AT,
-    )
+    arrays = [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files]
+    return tokenfile.outside(arrays, plan.data["vocab"], most=LOOKED_AT)
 
 
 def _packages(plan: Plan) -> Iterable[str]:
@@ -224,7 +216,7 @@ def _resume(plan: Plan) -> Iterable[str]:
     if plan.resume == "must" and not there:
         yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
     if plan.resume == "never" and there:
-        yield (f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it.")
+        yield f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it."
 
 
 def _out(plan: Plan) -> Iterable[str]:

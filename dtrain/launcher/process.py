@@ -92,12 +92,11 @@ def is_gone(pid: int, seconds: float) -> bool:
 
 
 def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it lives, and belongs to another user
-        pass
+    with contextlib.suppress(PermissionError):  # it lives, and belongs to another user
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -180,6 +179,12 @@ def kill(*pids: int) -> None:
 def memory(scratch: Path) -> Path:
     """The folder in this host's memory (/dev/shm) that belongs to the scratch folder of a run."""
     return _everywhere() / f"dtrain-{os.getuid()}-{scratch.name}"
+
+
+def remove(scratch: Path) -> None:
+    """Remove the scratch folder of a run, and its folder in memory."""
+    for folder in (scratch, memory(scratch)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def memories() -> Iterator[Path]:

@@ -16,10 +16,10 @@ import signal
 import socket
 import struct
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception, walk_tb
 from typing import Any
 
 from dtrain import secrets
@@ -74,19 +74,18 @@ def forget() -> None:
 
 def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     """The report of an error that ends this process."""
-    message, code = "".join(traceback.format_exception(error)), 1
+    text = message = str(error)
     if isinstance(error, DtrainError):
-        kind, message, code = KIND_OF.get(type(error), "error"), str(error), error.exit_code
+        kind, code = KIND_OF.get(type(error), "error"), error.exit_code
     elif isinstance(error, StopRequested):
-        kind, message, code = "stopped", str(error), error.exit_code
+        kind, code = "stopped", error.exit_code
     else:
+        text, message, code = f"{type(error).__name__}: {error}".rstrip(": "), "".join(format_exception(error)), 1
         kind = kind_of(error, message)
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    is_ours = isinstance(error, (DtrainError, StopRequested))
-    text = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
+        if kind in ("error", "gpu") and (fault := fault_of(message)):
+            text = f"{f'GPU {_gpu()}: ' * fault.broken}{text.splitlines()[0]} ({fault.meaning})"
+    frames = list(walk_tb(error.__traceback__))
     sentence = text.splitlines()[0] if text else ""
-    if kind in ("error", "gpu") and not isinstance(error, DtrainError) and (fault := fault_of(message)):
-        sentence = f"{f'GPU {_gpu()}: ' * fault.broken}{sentence} ({fault.meaning})"
     return {
         **_who(rank), "step": 0, "kind": kind, "error": sentence, "message": message, "exit_code": code, **_known,
         "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames),
@@ -149,9 +148,9 @@ def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
 def ended_by_others(folder: Path, rank: int, code: int) -> bool:
     """Whether a rank with this exit code failed only because another rank was lost or kept it waiting."""
     failures, stack = of_rank(folder, rank), folder / f"stack-{rank}.txt"
-    return (
-        is_victim(failures[0]) if failures else stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
-    )
+    if failures:
+        return is_victim(failures[0])
+    return stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
 
 
 def ended(folder: Path, rank: int, code: int) -> None:
@@ -232,17 +231,12 @@ def describe(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     verb = cause.get("verb", "failed")
     line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
     line += f", at {where}" * bool(where) + who
-    others = [
-        f"rank {other['rank']} {_doing(other)}"
-        for other in ranks
-        if (other["rank"] != rank or cause["kind"] == "hung") and (rank is not None or _doing(other) != SILENT)
-    ]
+    doing = {other["rank"]: _doing(other) for other in ranks if other["rank"] != rank or cause["kind"] == "hung"}
+    others = [f"rank {other} {text}" for other, text in doing.items() if rank is not None or text != SILENT]
     paragraph = ". ".join([line, *[f"Meanwhile: {'; '.join(others)}"] * bool(others)]) + "."
-    stack = (
-        cause["message"]
-        if rank is not None and cause["kind"] in ("error", "gpu", "lost", "timeout") and cause["exit_code"] == 1
-        else "\n".join(cause.get("stack") or [])
-    )
+    stack = "\n".join(cause.get("stack") or [])
+    if rank is not None and cause["kind"] in ("error", "gpu", "lost", "timeout") and cause["exit_code"] == 1:
+        stack = cause["message"]
     message = paragraph if cause["exit_code"] == 1 else cause["message"]
     facts = {**cause, "message": message, "traceback": stack, "ranks": ranks}
     return Failure(line, f"{paragraph}\n{stack}".rstrip(), facts)
@@ -277,11 +271,8 @@ def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
 
 
 def _read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
-    return {
-        int(path.stem.split("-")[1]): _json(path)
-        for path in folder.glob(f"{kind}-*")
-        if path.stem.split("-")[1].isdigit()
-    }
+    numbers = {path: path.stem.split("-")[1] for path in folder.glob(f"{kind}-*")}
+    return {int(number): _json(path) for path, number in numbers.items() if number.isdigit()}
 
 
 def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:

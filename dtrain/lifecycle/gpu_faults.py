@@ -59,39 +59,28 @@ FULL = (
     r"memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 """Out of memory: in torch's allocator, in CUDA, in NCCL and in cuBLAS."""
+INVALID = (
+    "device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal instruction"
+)
+XID = rf"Xid \([^)]*\): ({'|'.join(str(number) for number, xid in XIDS.items() if xid.broken)})\b"
+BROKEN = {
+    "(?i)uncorrectable ECC|double bit ECC": "its memory is broken (ECC)",
+    "(?i)fallen off the bus|GPU is lost": "the host no longer reaches it",
+    "(?i)over nvlink or a hardware error|uncorrectable nvlink": "its links are broken (NVLink)",
+    XID: "its driver reports a broken GPU (Xid)",
+    "system not yet initialized": "its host has not set up its links: nvidia-fabricmanager must run",
+}
+OTHERS = {
+    FULL: "the GPU's memory is full: type a smaller microbatch=, or remat=full",
+    "shared memory segment|/dev/shm/nccl": "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of "
+    "Kubernetes there, or NCCL_SHM_DISABLE=1, which is slower",
+    INVALID: "a kernel got invalid values, such as an index out of range, maybe from an earlier line: "
+    "CUDA_LAUNCH_BLOCKING=1 shows which",
+    "(?i)CUDA error: |unhandled cuda error": "CUDA failed on this rank itself",
+}
 FAULTS = (
-    Fault(re.compile(r"uncorrectable ECC|double bit ECC", re.IGNORECASE), "its memory is broken (ECC)", broken=True),
-    Fault(re.compile(r"fallen off the bus|GPU is lost", re.IGNORECASE), "the host no longer reaches it", broken=True),
-    Fault(
-        re.compile(r"over nvlink or a hardware error|uncorrectable nvlink", re.IGNORECASE),
-        "its links are broken (NVLink)",
-        broken=True,
-    ),
-    Fault(
-        re.compile(rf"Xid \([^)]*\): ({'|'.join(str(number) for number, xid in XIDS.items() if xid.broken)})\b"),
-        "its driver reports a broken GPU (Xid)",
-        broken=True,
-    ),
-    Fault(
-        re.compile(r"system not yet initialized"),
-        "its host has not set up its links: nvidia-fabricmanager must run",
-        broken=True,
-    ),
-    Fault(re.compile(FULL), "the GPU's memory is full: type a smaller microbatch=, or remat=full"),
-    Fault(
-        re.compile(r"shared memory segment|/dev/shm/nccl"),
-        "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of Kubernetes there, or "
-        "NCCL_SHM_DISABLE=1, which is slower",
-    ),
-    Fault(
-        re.compile(
-            r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal "
-            r"instruction"
-        ),
-        "a kernel got invalid values, such as an index out of range, maybe from an earlier line: "
-        "CUDA_LAUNCH_BLOCKING=1 shows which",
-    ),
-    Fault(re.compile(r"CUDA error: |unhandled cuda error", re.IGNORECASE), "CUDA failed on this rank itself"),
+    *(Fault(re.compile(pattern), meaning, broken=True) for pattern, meaning in BROKEN.items()),
+    *(Fault(re.compile(pattern), meaning) for pattern, meaning in OTHERS.items()),
 )
 """The first match counts. The messages are those of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString
 of CUDA 13 and of NCCL 2.27.

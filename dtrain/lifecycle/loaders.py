@@ -44,15 +44,12 @@ def loader_stacks(folder: Path) -> dict[int, list[str]]:
         with suppress(ProcessLookupError):
             os.kill(pid, REPORT)
     now = changed = time.monotonic()
-    deadline = now + ANSWER_SECONDS
-    while (
-        files
-        and now < deadline
-        and (now - changed < QUIET_SECONDS or any(written[pid] == before[pid] for pid in files))
-    ):
+    deadline, is_complete = now + ANSWER_SECONDS, not files
+    while not is_complete and now < deadline:
         time.sleep(0.02)
         now, sizes = time.monotonic(), _sizes(files)
         written, changed = sizes, now if sizes != written else changed
+        is_complete = now - changed >= QUIET_SECONDS and all(written[pid] != before[pid] for pid in files)
     return {pid: stacks.current(path.read_text(errors="replace")[before[pid] :]) for pid, path in files.items()}
 
 
@@ -60,7 +57,7 @@ def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
     return {pid: path.stat().st_size for pid, path in files.items()}
 
 
-def busy(folder: Path) -> tuple[str, list[str]] | None:
+def reader(folder: Path) -> tuple[str, list[str]] | None:
     """The position of a loading process that is reading a sample, as text, and its stack."""
     for pid, stack in loader_stacks(folder).items():
         where = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1]))

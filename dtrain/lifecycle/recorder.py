@@ -32,12 +32,9 @@ def record(environ: MutableMapping[str, str]) -> None:
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Group -> its calls on this rank. `names`: torch's name of each group -> dtrain's."""
     by_group: dict[str, list[dict[str, Any]]] = {}
-    dumps = (
-        getattr(_distributed_c10d, "_dump_fr_trace_json", None),
-        getattr(_distributed_c10d, "_dump_nccl_trace_json", None),
-    )
-    for dump in filter(None, dumps):  # a build may lack either
-        with suppress(Exception):  # private: the format may change
+    for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        with suppress(Exception):  # private: a build may lack either, and the format may change
+            dump = getattr(_distributed_c10d, function)
             for name, entries in read(json.loads(dump()), names).items():
                 by_group.setdefault(name, []).extend(entries)
     return dict(sorted(by_group.items(), key=lambda group: all(is_over(call) for call in group[1]))[:GROUPS])
@@ -72,11 +69,7 @@ def _reported(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     kernels: dict[Any, dict[str, Any]] = {}
     for call in entries:
         kernel = (call["library"], call["between_two"], call["number"])
-        kernels[kernel] = _merged(kernels[kernel], call) if kernel in kernels else call
+        # torch records the state with the last call of a kernel, which has no name
+        kernels[kernel] = {**kernels.get(kernel, call), "state": call["state"]}
     over = [call for call in kernels.values() if is_over(call)]
     return [*over[-OVER:], *[call for call in kernels.values() if not is_over(call)][:OPEN]]
-
-
-def _merged(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Merge two calls of one kernel: torch records the state with the last one, which has no name."""
-    return {**first, "state": last["state"]}

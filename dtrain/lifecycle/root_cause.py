@@ -83,11 +83,8 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
     if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
         return cause
     ranks = {(gpu["host"], gpu["bus"]): rank for rank, gpu in evidence.gpus.items()}
-    xids = [
-        (ranks[one["host"], one["bus"]], one)
-        for one in evidence.xids
-        if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS
-    ]
+    pairs = ((ranks.get((one["host"], one["bus"])), one) for one in evidence.xids if one["xid"] in XIDS)
+    xids = [(rank, one) for rank, one in pairs if rank is not None]
     waited = cause["kind"] == "hung" or cause.get("victim")
     preferences: tuple[Callable[[int, str], bool], ...] = (
         lambda rank, whose: whose == "GPU",
@@ -140,21 +137,16 @@ def _independent(evidence: Evidence, known: list[Facts]) -> Facts | None:
     """The earliest error, signal, exit or lost node that no other rank caused; a broken GPU comes before errors that
     report it.
     """
-    causes = [
-        (failure["time"], failure)
-        for failure in evidence.failures
-        if failure["kind"] != "hung" and not is_victim(failure)
-    ]
-    causes += [(lost["time"], lost) for lost in evidence.lost]
+    own = [failure for failure in evidence.failures if failure["kind"] != "hung" and not is_victim(failure)]
+    causes = [(report["time"], report) for report in (*own, *evidence.lost)]
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
-        code = evidence.ended.get(facts["rank"], {}).get("code")
-        if code is not None and facts["rank"] not in spoke and not _aborted(evidence, facts["rank"]):
+        rank = facts["rank"]
+        code = evidence.ended.get(rank, {}).get("code")
+        if code is not None and rank not in spoke and not _aborted(evidence, rank):
             delay = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
-            ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
-            causes.append(
-                (evidence.ended[facts["rank"]]["time"] - delay, {**facts, "exit_code": 1, "message": "", **ending})
-            )
+            cause = {**facts, "exit_code": 1, "message": "", **_ending(code, evidence.stacks.get(rank, ""))}
+            causes.append((evidence.ended[rank]["time"] - delay, cause))
     return min(causes, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if causes else None
 
 
@@ -164,11 +156,8 @@ def _ending(code: int, stack: str) -> Facts:
     if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
         return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
     if code == 0:
-        return {
-            "kind": "exited",
-            "verb": "left",
-            "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code",
-        }
+        error = "with exit code 0 before the run was done, by os._exit(0) or the exit of native code"
+        return {"kind": "exited", "verb": "left", "error": error}
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a report"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))
@@ -211,9 +200,8 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
         reached, first = max(numbers, key=lambda entry: int(entry[0]))
         late, facts = min(numbers, key=lambda entry: int(entry[0]))
         if late < reached:
-            waits = first.get("collective") or next(
-                (call["call"] for call in _calls(first, name) if call["state"] != "completed"), None
-            )
+            running = [call["call"] for call in _calls(first, name) if call["state"] != "completed"]
+            waits = first.get("collective") or next(iter(running), None)
             state = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
             return facts, f"it never reached collective {late + 1} of {name}{state}"
     return None
@@ -240,19 +228,15 @@ def _mismatched(known: list[Facts]) -> tuple[Facts, str] | None:
     """A rank that called another collective than most ranks, or with other shapes, and the message."""
     for name, calls in _by_number(known):
         for key in ("call", "sizes"):
-            counts = Counter(str(call[key]) for _, call in calls)
-            most = counts.most_common(1)[0][0]
-            odd = next(((facts, call) for facts, call in reversed(calls) if str(call[key]) != most), None)
-            usual = next((facts, call) for facts, call in calls if str(call[key]) == most)
-            if odd and key == "call":
-                facts, call = odd
-                return (
-                    facts,
-                    f"it calls {call['call']} as {name}, where rank {usual[0]['rank']} calls {usual[1]['call']}",
-                )
-            if odd and most and odd[1]["call"] in SAME_SIZE:
-                facts, call = odd
-                shapes = f"the shapes {call['sizes']}, where rank {usual[0]['rank']} gives {most}"
+            most = Counter(str(call[key]) for _, call in calls).most_common(1)[0][0]
+            facts, call = next((each for each in reversed(calls) if str(each[1][key]) != most), calls[0])
+            usual = next(facts["rank"] for facts, call in calls if str(call[key]) == most)
+            if str(call[key]) == most:
+                continue
+            if key == "call":
+                return facts, f"it calls {call['call']} as {name}, where rank {usual} calls {most}"
+            if most and call["call"] in SAME_SIZE:
+                shapes = f"the shapes {call['sizes']}, where rank {usual} gives {most}"
                 return facts, f"it gives {call['call']}, {name}, {shapes}"
     return None
 
@@ -275,9 +259,8 @@ def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
 def _all_waiting(known: list[Facts]) -> str:
     """The message if the devices of all ranks are in the same collective; else empty."""
     for name, calls in _by_number(known):
-        if len(calls) == len(known) > 1 and all(
-            (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in calls
-        ):
+        states = {(call["library"], call["state"]) for _, call in calls}
+        if len(calls) == len(known) > 1 and states == {("nccl", "scheduled")}:
             return (
                 f": no device has ended {calls[0][1]['call']}, {name}; TORCH_NCCL_ENABLE_TIMING=1 "
                 "would show which one has not begun it"

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -52,6 +53,16 @@ _rank: list[int] = []
 _repeats_end = [True]
 
 
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Stop signals stay pending until the end of the context; a process forked in it inherits that."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def stop_request() -> int:
     """The signal that asked this process to stop, or 0."""
     return _received[0][0] if _received else 0
@@ -64,12 +75,9 @@ def asked() -> StopRequested | None:
 
 def by_signal(error: BaseException) -> bool:
     """Whether the error is a KeyboardInterrupt that a signal handler of this module raised."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    return isinstance(error, KeyboardInterrupt) and (
-        trace is None or trace.tb_frame.f_code in (_note.__code__, _end.__code__)
-    )
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = not frames or frames[-1].f_code in (_note.__code__, _end.__code__)
+    return isinstance(error, KeyboardInterrupt) and ours
 
 
 def note(number: int) -> bool:

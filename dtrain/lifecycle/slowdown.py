@@ -67,10 +67,8 @@ class Slowdown:
             f"its control group throttles it {throttled / now:.0%} of the time (its CPU quota)": throttled / now,
             f"memory is short: {pages / now:.0f} pages per second are read back from disk": pages / now / PAGES,
         }
-        texts = [text for text, weight in causes.items() if weight >= TAKEN]
-        if not texts:
-            return "this host shows no cause; if there are other hosts, check them and the network between them"
-        return " and ".join(texts)
+        texts = " and ".join(text for text, weight in causes.items() if weight >= TAKEN)
+        return texts or "this host shows no cause; if there are other hosts, check them and the network between them"
 
     def _now(self) -> tuple[float, float, float, float]:
         """(seconds now, seconds waiting for samples, seconds throttled by the control group, major page faults)"""

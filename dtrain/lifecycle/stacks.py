@@ -91,7 +91,8 @@ def place(file: str, line: int, function: str) -> str:
         package = package.parent
     if package != Path(file).parent:
         return f"{Path(file).relative_to(package)}:{line} in {function}"
-    under = [entry for entry in map(_absolute, sys.path) if file.startswith(entry + os.sep)]
+    entries = (str(Path(entry).absolute()) for entry in sys.path)
+    under = [entry for entry in entries if file.startswith(entry + os.sep)]
     return f"{file.removeprefix(max(under, key=len, default='')).lstrip(os.sep)}:{line} in {function}"
 
 
@@ -118,10 +119,6 @@ def _collective(stack: Sequence[tuple[str, str, str]]) -> str | None:
 def _innermost(stack: Iterable[tuple[str, str, str]]) -> str | None:
     """The first entry outside of libraries."""
     return next((place(file, int(line), function) for file, line, function in stack if _is_own_file(file)), None)
-
-
-def _absolute(entry: str) -> str:
-    return str(Path(entry).absolute())
 
 
 def _is_own_file(file: str) -> bool:

@@ -28,6 +28,12 @@ def is_watched() -> bool:
     return not _alone
 
 
+def reports() -> Path | None:
+    """The folder for reports of this process, if anybody reads them."""
+    folder = os.environ.get(environment.REPORTS)
+    return Path(folder) if folder else None
+
+
 def give_up(
     folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any
 ) -> NoReturn:
@@ -37,22 +43,14 @@ def give_up(
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # the process must end, whatever fails here
         if folder:
             tell(folder, None if kind == "lost" else rank, kind, message, **facts)
-            if _alone and _first(folder):
+            if _alone:
+                (folder / "printed").touch(exist_ok=False)  # else another rank of this host has done it
                 failure = explain(folder)
                 screen.complain(failure.paragraph)
                 save(_alone[0], failure.facts)
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):
         lease.give_back()
     os._exit(exit_code)
-
-
-def _first(folder: Path) -> bool:
-    """Whether no other rank of this host has printed the failure."""
-    try:
-        (folder / "told").touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 @contextmanager

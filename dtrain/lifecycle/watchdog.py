@@ -147,9 +147,8 @@ class Watchdog:
             patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
             late = self._timeout * ((FIRST_STEP if first else 1) + 2 / CHECKS)  # gloo raises earlier, NCCL never
             if now - since > patience or now - entered > late:
-                unwatched.give_up(
-                    self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now()
-                )
+                sentence = f"no progress for {now - min(since, entered):.0f} s"
+                unwatched.give_up(self._folder, self._mesh.rank, sentence, **self._now())
             if self._beats > checked or not self._resting:
                 self._arm(2 * patience)
             elif self._beats:
@@ -174,7 +173,7 @@ class Watchdog:
         """The position of the main thread, and of other threads outside of libraries."""
         main = stacks.of_thread(self._main)
         where, stack = stacks.own(main), stacks.lines(main)
-        if self._folder and where and where.startswith(DATA) and (loading := loaders.busy(self._folder)):
+        if self._folder and where and where.startswith(DATA) and (loading := loaders.reader(self._folder)):
             where, stack = loading[0], [*stack, *loading[1]]
         return {
             **self._position(), "where": where, "microbatch": stacks.microbatch(main),

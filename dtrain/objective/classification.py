@@ -37,8 +37,5 @@ class Classification:
                 f"{list(targets.shape)}. They must be [B, classes, ...] and [B, ...]."
                 + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
             )
-        loss = Loss(
-            nats(logits, targets),
-            {"accuracy": (logits.detach().argmax(1) == targets).sum()},
-        )
+        loss = Loss(nats(logits, targets), {"accuracy": (logits.detach().argmax(1) == targets).sum()})
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss

@@ -15,13 +15,11 @@ is the root cause, and not those of the ranks that lost their peer.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -58,16 +56,12 @@ class Local:
 
     def command(self, plan: Plan) -> str:
         here = plan.nodes if self.here is None else self.here
-        there = (
-            f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.local.agent {self.address}, with the same "
-            f"{environment.SECRET}"
-            if here < plan.nodes
-            else ""
-        )
-        return (
-            f"{sys.executable} -m dtrain.launcher.local.server: {here} agent(s) x {plan.devices} rank(s) on this "
-            f"host{there}"
-        )
+        server = f"{sys.executable} -m dtrain.launcher.local.server"
+        agents = f"{here} agent(s) x {plan.devices} rank(s) on this host"
+        if here < plan.nodes:
+            other = f"python -m dtrain.launcher.local.agent {self.address}, with the same {environment.SECRET}"
+            agents += f", {plan.nodes - here} elsewhere: {other}"
+        return f"{server}: {agents}"
 
     def launch(self, plan: Plan) -> Result:
         _refuse_cuda()
@@ -92,7 +86,7 @@ class Local:
                 raise signals.StopRequested(stop.first)
             return _outcome(scratch, code)
         finally:
-            _remove(scratch)
+            process.remove(scratch)
             os.close(claim)
 
 
@@ -124,16 +118,11 @@ def _scratch(rooms: int) -> tuple[Path, int]:
         return scratch, process.claim(scratch, "command")
     except OSError as error:
         if scratch.name.startswith("dtrain-"):
-            _remove(scratch)
+            process.remove(scratch)
         raise PreflightError(
             f"there is no room for the launcher's files in {parent}: {why(error)}. Free some, or set TMPDIR=<another "
             "folder>."
         ) from error
-
-
-def _remove(scratch: Path) -> None:
-    for folder in (scratch, process.memory(scratch)):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _StopSignals:
@@ -181,8 +170,11 @@ def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int
     if stop.ends:
         return -signal.SIGKILL
     request = {**request, "stop_request": stop.first}
+    server: subprocess.Popen[bytes] | Child | None
     try:
-        server: subprocess.Popen[bytes] | Child | None = _fork(request, scratch)
+        if has_given():  # only forks of this process have its objects
+            zygote.begin(threads=True)
+        server = zygote.fork("dtrain.launcher.local.server.forked", request, str(scratch))
         if not (server or stop.ends or has_given()):
             server = _start(request, scratch)
     except OSError as error:
@@ -203,18 +195,9 @@ def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int
             screen.complain(f"processes of group {server.pid} were killed and are still there: they wait for a device")
 
 
-def _fork(request: Mapping[str, Any], scratch: Path) -> Child | None:
-    """A server of the zygote; None if there is none, or it was killed. Objects of this process are known to forks of it
-    alone.
-    """
-    if has_given():
-        zygote.begin(threads=True)
-    return zygote.fork("dtrain.launcher.local.server.forked", request, str(scratch))
-
-
 def _start(request: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]":
     """A server in a new interpreter."""
-    with _blocked():  # it inherits blocked signals, and loses none before it has a handler
+    with signals.blocked():  # it loses none before it has a handler
         server = subprocess.Popen(
             [sys.executable, "-m", "dtrain.launcher.local.server", str(os.getpid()), str(scratch)],
             stdin=subprocess.PIPE, start_new_session=True,
@@ -238,23 +221,13 @@ def _await(server: "subprocess.Popen[bytes] | Child", silence: float) -> int:
     return server.wait()
 
 
-@contextmanager
-def _blocked() -> Iterator[None]:
-    """Stop signals stay pending until the end of the context."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def _begun(scratch: Path) -> bool:
     """Whether ranks were started."""
     return RestartLog.path(scratch).exists()
 
 
 def _count_restart(scratch: Path) -> int:
-    """Restarts in a row, with this one: a killed server counts like a failed round, and the next server reads it."""
+    """Restarts in a row, including this one: a killed server counts like a failed round; the next server reads it."""
     log = RestartLog.read(scratch)
     log.failed(scratch, "the launcher's server was killed")
     log.write(scratch)

@@ -127,7 +127,6 @@ class Agent:
         self._failed.clear()
         self._reports.mkdir(exist_ok=True)
         plan = self._plan.on(nodes)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)  # until the rank has its handlers
         shared = {
             **environment,
             "WORLD_SIZE": str(plan.world),
@@ -143,13 +142,20 @@ class Agent:
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
             work = partial(_rank, plan, self._reports, self._link, own)
             try:
-                self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
+                with signals.blocked():  # until the rank has its handlers
+                    self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
             except OSError as error:
                 sentence = f"rank {rank} cannot start: {why(error)}"
                 failure.tell(self._reports, rank, "error", sentence, exit_code=PreflightError.exit_code)
-                self._link.send(do="failed", round=round, victim=False)
+                self._send_failed(victim=False)
                 break
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _send_failed(self, *, victim: bool) -> None:
+        self._link.send(do="failed", round=self._round, victim=victim)
+
+    def _send_end(self, do: str, round: int) -> None:
+        """Send the files of the reports too, unless the server reads them itself."""
+        self._link.send(do=do, round=round, files={} if self._shared else _read(self._reports))
 
     def _stop(self, *, number: int) -> None:
         self._asked = True
@@ -164,7 +170,7 @@ class Agent:
                 failure.log_xids(self._reports, self._first, self._log)  # before the driver logs the kills below
             process.kill(*self._ranks)
             self._ranks.clear()
-        self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))
+        self._send_end("ended", round)
 
     def _bye(self) -> None:
         self._over = True
@@ -179,11 +185,9 @@ class Agent:
                 if not failure.is_done(self._reports, rank):
                     with contextlib.suppress(StoreError):  # the rank has reported a full disk
                         failure.ended(self._reports, rank, code)
-                    self._link.send(
-                        do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code)
-                    )
+                    self._send_failed(victim=failure.ended_by_others(self._reports, rank, code))
                 elif not self._ranks:
-                    self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
+                    self._send_end("done", self._round)
 
     def _read_reports(self) -> None:
         """A rank that has reported an error has failed, even while it still runs."""
@@ -191,7 +195,7 @@ class Agent:
             reports = failure.of_rank(self._reports, rank)
             if reports and reports[0]["kind"] != "stopped":
                 self._failed.add(rank)
-                self._link.send(do="failed", round=self._round, victim=is_victim(reports[0]))
+                self._send_failed(victim=is_victim(reports[0]))
 
     def _check_frozen(self) -> None:
         """A rank that is stopped (SIGSTOP) and cannot obey the stop request keeps the others waiting in a collective:
@@ -203,7 +207,7 @@ class Agent:
             with contextlib.suppress(StoreError):
                 failure.look(self._reports, self._ranks[pid], pid)
             self._asked = False
-            self._link.send(do="failed", round=self._round, victim=False)
+            self._send_failed(victim=False)
 
     def _report(self, seconds: float) -> None:
         """Ask each rank for its stacks (SIGUSR2), and wait until it has written them or ended."""
@@ -273,6 +277,7 @@ def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
 # on another host
 
 
+@store.anchored()
 def join(address: str, wait: float, cold: str = "") -> None:
     """Serve as a node of the run at `address`, and look for its server again when it is lost.
 
@@ -280,11 +285,6 @@ def join(address: str, wait: float, cold: str = "") -> None:
     cannot be joined, and UnforkableError.
     """
     refuse(address)
-    with store.anchored():
-        _join(address, wait, cold)
-
-
-def _join(address: str, wait: float, cold: str) -> None:
     folder, plan = store.scratch("agent"), None
     process.claim(folder)
     since = time.monotonic()
@@ -310,8 +310,7 @@ def _join(address: str, wait: float, cold: str) -> None:
                     raise TimeoutError(f"no run at {address} took this node within {wait:g} s: {error}") from error
                 time.sleep(0.5)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(process.memory(folder), ignore_errors=True)
+        process.remove(folder)
 
 
 def refuse(address: str) -> None:

@@ -8,7 +8,7 @@ from dtrain.launcher.local.link import Link
 @dataclass
 class Node:
     """`pid`: of an agent that this process forked. `heard`: time of its last message. `since`: when it became ready.
-    `busy`: it has ranks of this round. `broken`: one of its GPUs failed.
+    `running`: it has ranks of this round. `broken`: one of its GPUs failed.
     """
 
     link: Link
@@ -16,9 +16,9 @@ class Node:
     pid: int | None
     heard: float
     since: float = float("inf")
-    busy: bool = False
+    running: bool = False
     broken: bool = False
 
     @property
     def ready(self) -> bool:
-        return self.since < float("inf") and not self.busy and not self.broken
+        return self.since < float("inf") and not self.running and not self.broken

@@ -16,7 +16,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -118,15 +118,12 @@ class Rounds:
             if self._door:
                 self._door.close()
             agent.take_place(self.plan, self._here, slot, self.here)
-            memory = process.memory(self.scratch) / f"node-{slot}"
+            memory, link = process.memory(self.scratch) / f"node-{slot}", Link(theirs, "agent")
             with contextlib.suppress(ConnectionError):
-                agent.Agent(
-                    self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True
-                ).run()
+                agent.Agent(self.plan, link, folder=self.scratch, memory=memory, lease=None, shared=True).run()
 
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
-        pid = process.fork(work, f"dtrain-agent-{slot}")
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
+        with signals.blocked():
+            pid = process.fork(work, f"dtrain-agent-{slot}")
         theirs.close()
         self._add(slot, Node(Link(ours, "server"), "this host", pid, time.monotonic()))
 
@@ -185,13 +182,8 @@ class Rounds:
         try:
             if free:
                 lease = {name: value for name, value in os.environ.items() if name.startswith(LEASE)}
-                link.send(
-                    do="welcome",
-                    plan=self.plan.to_dict(),
-                    storage=options.hand_over(),
-                    silence=self.silence,
-                    environment=lease,
-                )
+                facts = {"storage": options.hand_over(), "silence": self.silence, "environment": lease}
+                link.send(do="welcome", plan=self.plan.to_dict(), **facts)
                 self._add(free[0], Node(link, host, None, time.monotonic()))
             else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
@@ -210,7 +202,7 @@ class Rounds:
             if do == "failed":
                 self.failed.setdefault("victim" if message["victim"] else "cause", node.heard)
             else:
-                node.busy = False
+                node.running = False
                 self._done.add(self._slot(node))
 
     def _reap(self) -> None:
@@ -218,9 +210,8 @@ class Rounds:
         if self._store_pid and process.ended(self._store_pid) is not None:
             self._store_pid = 0
             self._lost("the store process ended")
-        self._stopped = (
-            (self._stopped or time.monotonic()) if self._store_pid and process.is_stopped(self._store_pid) else None
-        )
+        is_stopped = self._store_pid and process.is_stopped(self._store_pid)
+        self._stopped = (self._stopped or time.monotonic()) if is_stopped else None
         if self._stopped and time.monotonic() - self._stopped > self.silence:
             self._lost(f"the store process (pid {self._store_pid}) was stopped (SIGSTOP) for {self.silence:g} s")
             process.kill(self._store_pid)
@@ -288,18 +279,15 @@ class Rounds:
         self._phase, self._since = "running", time.monotonic()
         passed = self._since - float(os.environ.get(BEGAN, self._began))
         for group, slot in enumerate(members):
-            self.nodes[slot].busy = True
-            first = group * self.plan.devices
-            with contextlib.suppress(ConnectionError):  # the next read of the link reports it
-                self.nodes[slot].link.send(
-                    do="start",
-                    round=self.log.round,
-                    first=first,
-                    nodes=len(members),
-                    group=group,
-                    passed=passed,
-                    environment=environment,
-                )
+            self.nodes[slot].running = True
+            place = {"first": group * self.plan.devices, "nodes": len(members), "group": group}
+            self._send("start", [slot], **place, passed=passed, environment=environment)
+
+    def _send(self, do: str, slots: Iterable[int], **message: Any) -> None:
+        """Send a message about this round to nodes. A link that is lost is reported by its next read."""
+        for slot in slots:
+            with contextlib.suppress(ConnectionError, KeyError):
+                self.nodes[slot].link.send(do=do, round=self.log.round, **message)
 
     def _run(self) -> None:
         if self.stop_request and not self._passed_on and not self._growing:
@@ -317,12 +305,9 @@ class Rounds:
 
     def _newcomers(self) -> list[int]:
         """Nodes outside the round that have been ready long enough to be counted on."""
-        now = time.monotonic()
-        return [
-            slot
-            for slot, node in self.nodes.items()
-            if slot not in self.members and not node.broken and now - node.since > LAST_CALL_SECONDS
-        ]
+        since = time.monotonic() - LAST_CALL_SECONDS
+        others = ((slot, node) for slot, node in self.nodes.items() if slot not in self.members)
+        return [slot for slot, node in others if not node.broken and node.since < since]
 
     def _ask(self, number: int) -> None:
         for slot in self.members:
@@ -332,15 +317,11 @@ class Rounds:
     def _end(self) -> None:
         """Have every member end its ranks."""
         self._phase, self._since = "ending", time.monotonic()
-        for slot in self.members:
-            with contextlib.suppress(ConnectionError, KeyError):
-                self.nodes[slot].link.send(
-                    do="end", round=self.log.round, known="cause" if "cause" in self.failed else "victim"
-                )
+        self._send("end", self.members, known="cause" if "cause" in self.failed else "victim")
 
     def _decide(self) -> None:
         """Once every member has ended its ranks: start again, or end the run."""
-        if any(node.busy for node in self.nodes.values()):
+        if any(node.running for node in self.nodes.values()):
             return
         cause = failure.explain(self._folder)
         if cause.facts["kind"] == "gpu" and sum(node.ready for node in self.nodes.values()) > self._fewest:

@@ -57,10 +57,9 @@ def serve(request: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
             Rounds(plan, scratch, RestartLog.read(scratch), **request).run()
     except (OSError, StoreError) as error:
         sentence = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
+        over = {"round": -1, "error": sentence, "stopped_by": 0, "exit_code": PreflightError.exit_code}
         try:
-            write_over(
-                scratch, {"round": -1, "error": sentence, "stopped_by": 0, "exit_code": PreflightError.exit_code}
-            )
+            write_over(scratch, over)
         except StoreError:  # it is the disk
             screen.complain(sentence)
             sys.exit(1)

@@ -37,17 +37,20 @@ class Nccl:
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
-        bus = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
         if folder := unwatched.reports():
-            failure.has_gpu(folder, int(os.environ.get("RANK", 0)), bus)
+            failure.has_gpu(folder, int(os.environ.get("RANK", 0)), bus_of(gpu))
         if self.kernels == "deterministic":
             add_in_one_order(os.environ)
         if self.cores == "near":
-            run_on(cores_near(bus))
+            run_on(cores_near(bus_of(gpu)))
         recorder.record(os.environ)
         torch.cuda.set_device(device)
         at_start = device if self.connect == "start" else None
         return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=at_start, gpu=str(gpu.uuid))
+
+
+def bus_of(gpu: Any) -> str:
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def gpu_of(local_rank: int, seen: int) -> int:

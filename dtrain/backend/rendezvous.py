@@ -55,23 +55,17 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
             store = within(wait.total_seconds() + 1.0, opening)
             store.set_timeout(datetime.timedelta(seconds=seconds))
             return store
-        except socket.gaierror as error:
-            if waited > min(NAME_SECONDS, patience):
-                raise PreflightError(
-                    f"MASTER_ADDR={host}: {error.strerror}. Set it to the name or address of rank 0's host."
-                ) from error
-        except queue.Empty as error:
-            if waited > patience:
-                raise PreflightError(
-                    f"the store process at {where} does not answer: it was stopped, or its host hangs."
-                ) from error
-        except (OSError, RuntimeError) as error:  # torch's DistNetworkError and DistStoreError are a RuntimeError
-            if is_master:
-                raise PreflightError(_cannot_listen(host, port, error)) from error
-            if waited > patience:
-                raise PreflightError(
-                    f"there is no store at {where} after {patience:.0f} s: {first_line(error)}."
-                ) from error
+        except (OSError, RuntimeError, queue.Empty) as error:  # torch's DistNetworkError is a RuntimeError
+            most, sentence = patience, f"there is no store at {where} after {patience:.0f} s: {first_line(error)}."
+            if isinstance(error, socket.gaierror):
+                most = min(NAME_SECONDS, patience)
+                sentence = f"MASTER_ADDR={host}: {error.strerror}. Set it to the name or address of rank 0's host."
+            elif isinstance(error, queue.Empty):
+                sentence = f"the store process at {where} does not answer: it was stopped, or its host hangs."
+            elif is_master:
+                most, sentence = 0.0, _cannot_listen(host, port, error)
+            if waited >= most:
+                raise PreflightError(sentence) from error
         time.sleep(0.2)
 
 

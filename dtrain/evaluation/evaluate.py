@@ -18,14 +18,8 @@ def evaluate(plan: Plan) -> Result:
         if source is None:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
         metrics = heldout_loss(
-            parts.forward,
-            source,
-            parts.objective,
-            parts.mesh,
-            precision=parts.precision,
-            samples=plan.evaluate_samples,
-            microbatch=plan.batch.microbatch,
-            context=parts.context,
-            tell=lambda text: screen.say(text) if parts.mesh.rank == 0 else None,
-        )
+            *(parts.forward, source, parts.objective, parts.mesh), precision=parts.precision, context=parts.context,
+            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch,
+            tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
+        )  # fmt: skip
     return Result("finished", commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

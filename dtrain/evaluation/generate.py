@@ -23,13 +23,8 @@ def generate(plan: Plan) -> Result:
         source = cast(TextSource, parts.source)
         context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
         forward = watch(parts.forward, parts.mesh, parts.precision, step=plan.tokens_step)
-        tokens = complete(
-            lambda tokens: answer(forward(tokens)),
-            source.encode(str(plan.generate["prompt"])),
-            tokens=plan.generate["tokens"],
-            context=context,
-            temperature=plan.generate["temperature"],
-            seed=plan.seed,
-        )
+        options = {name: plan.generate[name] for name in ("tokens", "temperature")}
+        prompt = source.encode(str(plan.generate["prompt"]))
+        tokens = complete(lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, **options)
         text = source.decode(tokens)
     return Result("finished", commit["step"], None, time.perf_counter() - began, {"text": text}, versions())

@@ -3,7 +3,7 @@ tensor by tensor.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -210,7 +210,7 @@ def _tensors(
             size = float(there[name].norm())
             apart = max(0.0, apart - 2 * lost[name] * there[name].numel() ** 0.5 / max(size, 1e-30))
         differences.append((name, apart))
-    return _worst(quantity, allowed, iter(differences), step=step, compared=len(differences), rounded=rounded)
+    return _worst(quantity, allowed, differences, step, compared=len(differences), rounded=rounded)
 
 
 def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: float) -> set[str]:
@@ -224,20 +224,14 @@ def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: fl
 
 
 def _worst(
-    quantity: str,
-    allowed: float,
-    differences: Iterator[tuple[str, float]],
-    *,
-    step: int | None = None,
-    compared: int = 0,
-    rounded: int = 0,
+    quantity: str, allowed: float, differences: Iterable[tuple[str, float]], step: int | None = None, **counts: int
 ) -> Row:
     listed = list(differences) or [("nothing", 0.0)]
     where, worst = max(listed, key=lambda pair: pair[1] if pair[1] == pair[1] else float("inf"))
     first = next((place for place, difference in listed if not difference <= allowed), None)
     if first and first.startswith("step "):
         step = int(first.removeprefix("step "))
-    return Row(quantity, worst, where, allowed, first, step if first else None, compared, rounded)
+    return Row(quantity, worst, where, allowed, first, step if first else None, **counts)
 
 
 def _rows(out: str) -> dict[int, dict[str, Any]]:

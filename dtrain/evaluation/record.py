@@ -7,7 +7,6 @@ the forward drew random numbers.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,8 +55,9 @@ def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:
         step()
         for name, weight in reached.items():
             tensors[f"update.{name}"] = _real(weight) - tensors[f"weight.{name}"]
-        pieces, file = list(_pieces(tensors, mesh)), store.join(folder, f"rank-{mesh.rank:05d}")
-        store.write(f"{file}.safetensors", save({piece["name"]: piece.pop("tensor") for piece in pieces}))
+        listed, file = list(shards.mine(tensors, mesh.replica_coords)), store.join(folder, f"rank-{mesh.rank:05d}")
+        store.write(f"{file}.safetensors", save({name: piece.cpu().contiguous() for name, piece, _ in listed}))
+        pieces = [{"name": name, "offset": [*offset], "shape": [*piece.shape]} for name, piece, offset in listed]
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         notes = {"step": state.step + 1, "drawn": generators, "samples": read, "pieces": pieces, "shapes": shapes}
         store.write(f"{file}.json", json.dumps(notes).encode())
@@ -74,8 +74,3 @@ def _real(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.is_sparse else tensor
     return torch.view_as_real(tensor).float() if tensor.is_complex() else tensor.float()
-
-
-def _pieces(tensors: dict[str, Tensor], mesh: Mesh) -> Iterator[dict[str, Any]]:
-    for name, tensor, offset in shards.mine(tensors, mesh.replica_coords):
-        yield {"name": name, "offset": list(offset), "shape": list(tensor.shape), "tensor": tensor.cpu().contiguous()}

@@ -49,17 +49,18 @@ class Hook(Protocol):
         ...
 
 
-def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
+def plain(returned: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
     """The return value of a hook, with 0-dim tensors and arrays as numbers. Raises WordsError unless it is a mapping of
     names.
     """
-    if said is not None and not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said)):
+    returned = {} if returned is None else returned
+    if not isinstance(returned, Mapping) or not all(isinstance(name, str) for name in returned):
         raise WordsError(
-            f"hook {hook} returned a {type(said).__name__}, of which no event can be made. Let it return None, or a "
-            "dict with names as keys."
+            f"hook {hook} returned a {type(returned).__name__}, of which no event can be made. Let it return None, or "
+            "a dict with names as keys."
         )
-    found = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
-    for name, value in found.items():
+    values = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in returned.items()}
+    for name, value in values.items():
         if name in EVENT:
             raise WordsError(f"hook {hook} returned {name}, which every event has already. Call it something else.")
         try:
@@ -69,7 +70,7 @@ def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
                 f"hook {hook} returned {name} as a {type(value).__name__}, of which no event can be made. Let it be a "
                 "number, a text, or lists of them (.tolist())."
             ) from error
-    return found
+    return values
 
 
 def gives_none(hook: Hook) -> bool:
@@ -79,10 +80,8 @@ def gives_none(hook: Hook) -> bool:
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """`eval_<name>` -> each number, except those whose name is that of a secret."""
-    named = {name: value for name, value in values.items() if masked(name) == name}
-    figures = {
-        name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    named = {name: value for name, value in values.items() if masked(name) == name and not isinstance(value, bool)}
+    figures = {name: value for name, value in named.items() if isinstance(value, int | float)}
     return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in figures.items()}
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dtrain import secrets
@@ -31,7 +31,7 @@ LONGEST = 400
 
 def check(plan: Plan) -> None:
     """Raises PreflightError with all problems."""
-    problems = missing(plan) or [*_out(plan)]
+    problems = missing(plan) or [*_stored("out", plan.out, store.probe)]
     if problems:
         raise PreflightError(*problems)
 
@@ -130,16 +130,24 @@ def _address(plan: Plan) -> Iterable[str]:
 
 
 def _data(plan: Plan) -> Iterable[str]:
+    def problem(path: str) -> str:
+        files = store.find(path)
+        return _tokens(plan, files) if files else "no file is there."
+
     for key in ("path", "holdout_path"):
         path = secrets.opened(plan.data.get(key))
         if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
-            try:
-                files = store.find(path)
-                problem = "no file is there." if not files else _tokens(plan, files)
-                if problem:
-                    yield f"data.{key}={cut(path, LONGEST)}: {problem}"
-            except StoreError as error:
-                yield f"data.{key}={cut(path, LONGEST)}: {error}"
+            yield from _stored(f"data.{key}", path, problem)
+
+
+def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterable[str]:
+    """The problem with what is stored at a URL, or with the storage."""
+    try:
+        text = problem(url)
+    except StoreError as error:
+        text = str(error)
+    if text:
+        yield f"{key}={cut(url, LONGEST)}: {text}"
 
 
 def _tokens(plan: Plan, files: Sequence[str]) -> str:
@@ -217,13 +225,6 @@ def _resume(plan: Plan) -> Iterable[str]:
         yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
     if plan.resume == "never" and there:
         yield f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it."
-
-
-def _out(plan: Plan) -> Iterable[str]:
-    try:
-        store.probe(plan.out)
-    except StoreError as error:
-        yield f"out={cut(plan.out, LONGEST)}: {error}"
 
 
 CHECKS = (_machine, _gpus, limits, _loopback, _address, _data, _packages, _hub, _source, _resume)

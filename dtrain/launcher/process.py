@@ -82,22 +82,17 @@ def is_gone(pid: int, seconds: float) -> bool:
         return True
     except (AttributeError, OSError):  # not Linux, or one before 5.3
         time.sleep(seconds)
-        return not _answers(pid)
+        try:
+            os.kill(pid, 0)
+        except OSError as error:  # PermissionError: it lives, and belongs to another user
+            return isinstance(error, ProcessLookupError)
+        return False
     try:
         ended = select.poll()
         ended.register(handle, select.POLLIN)
         return bool(ended.poll(seconds * 1000))
     finally:
         os.close(handle)
-
-
-def _answers(pid: int) -> bool:
-    with contextlib.suppress(PermissionError):  # it lives, and belongs to another user
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
 
 
 def parent_of(pid: int) -> int:

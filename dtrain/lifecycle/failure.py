@@ -140,16 +140,11 @@ def is_done(folder: Path, rank: int) -> bool:
     return (folder / f"done-{rank}").exists()
 
 
-def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """The reports of one rank's failure, oldest first."""
-    return _failures(folder, str(rank))
-
-
 def ended_by_others(folder: Path, rank: int, code: int) -> bool:
     """Whether a rank with this exit code failed only because another rank was lost or kept it waiting."""
-    failures, stack = of_rank(folder, rank), folder / f"stack-{rank}.txt"
-    if failures:
-        return is_victim(failures[0])
+    reports, stack = failures(folder, rank), folder / f"stack-{rank}.txt"
+    if reports:
+        return is_victim(reports[0])
     return stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
 
 
@@ -166,9 +161,8 @@ def log_xids(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
 
 def look(folder: Path, rank: int, pid: int) -> None:
     """Report a living rank that does not respond, with its state in /proc."""
-    state = ""
-    if Path(f"/proc/{pid}/stat").exists():
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    stat = Path(f"/proc/{pid}/stat")
+    state = stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else ""
     _write(folder, f"ended-{rank}.json", {**_seen(rank), "code": None, "state": state})
 
 
@@ -204,7 +198,7 @@ def save(out: str, facts: Mapping[str, Any]) -> None:
 def explain(folder: Path) -> Failure:
     """The root cause among the reports of a folder."""
     evidence = Evidence(
-        began=_read(folder, "began"), failures=_failures(folder), reports=_read(folder, "report"),
+        began=_read(folder, "began"), failures=failures(folder), reports=_read(folder, "report"),
         ended=_read(folder, "ended"),
         lost=[json.loads(path.read_text()) for path in sorted(folder.glob("lost-*.json"))],
         stacks={int(path.stem.split("-")[1]): path.read_text(errors="replace") for path in folder.glob("stack-*.txt")},
@@ -275,10 +269,10 @@ def _read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
     return {int(number): _json(path) for path, number in numbers.items() if number.isdigit()}
 
 
-def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:
-    """The reported failures, oldest first."""
-    failures = [_json(path) for path in folder.glob(f"failure-{rank}-*.json")]
-    return sorted(failures, key=lambda failure: float(failure["time"]))
+def failures(folder: Path, rank: int | str = "*") -> list[dict[str, Any]]:
+    """The reported failures, oldest first: of one rank, or of all."""
+    reports = [_json(path) for path in folder.glob(f"failure-{rank}-*.json")]
+    return sorted(reports, key=lambda report: float(report["time"]))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -32,9 +32,10 @@ def record(environ: MutableMapping[str, str]) -> None:
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Group -> its calls on this rank. `names`: torch's name of each group -> dtrain's."""
     by_group: dict[str, list[dict[str, Any]]] = {}
-    for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        with suppress(Exception):  # private: a build may lack either, and the format may change
-            dump = getattr(_distributed_c10d, function)
+    any_backend = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    nccl = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    for dump in filter(None, (any_backend, nccl)):  # a build may lack either
+        with suppress(Exception):  # private: the format may change
             for name, entries in read(json.loads(dump()), names).items():
                 by_group.setdefault(name, []).extend(entries)
     return dict(sorted(by_group.items(), key=lambda group: all(is_over(call) for call in group[1]))[:GROUPS])

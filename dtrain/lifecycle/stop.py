@@ -7,7 +7,6 @@ step, with a checkpoint.
 import os
 import signal
 import time
-from contextlib import ExitStack
 
 import torch
 
@@ -38,12 +37,12 @@ class StopSignal:
         self.cause = ""
 
     def __enter__(self) -> "StopSignal":
-        self._signals = ExitStack()
-        self._signals.enter_context(signals.training())
+        self._training = signals.training()
+        self._training.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._signals.close()
+        self._training.__exit__(None, None, None)
 
     def requested(self, step: int, mesh: Mesh) -> bool:
         """Whether to stop now, after `step` steps; the same answer on every rank."""

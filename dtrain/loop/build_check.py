@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from dtrain.errors import DtrainError
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
-from dtrain.mesh.sharding import local
+from dtrain.mesh.sharding import axes_of, local
 from dtrain.model.moe import experts_of
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import Plan
@@ -94,8 +94,5 @@ def _problems(plan: Plan, facts: Mapping[str, Any], param: str) -> list[str]:
 
 def _axes(parameter: nn.Parameter) -> list[str]:
     """The axes that a parameter is split over."""
-    if not isinstance(parameter, DTensor):
-        return []
-    names = parameter.device_mesh.mesh_dim_names or ()
-    split = zip(names, parameter.device_mesh.shape, parameter.placements, strict=True)
-    return [name for name, size, placement in split if size > 1 and not isinstance(placement, Replicate)]
+    names = parameter.device_mesh.mesh_dim_names or () if isinstance(parameter, DTensor) else ()
+    return [names[axis] for axis in axes_of(parameter, None)]

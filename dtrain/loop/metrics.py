@@ -24,6 +24,7 @@ from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.loop.spike import Spike
+from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
@@ -44,7 +45,7 @@ class Log:
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
-        self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, Mapping[str, float], float]] = []
+        self._pending: list[tuple[int, int, StepLoss, Tensor, Mapping[str, float], float]] = []
         self._reached: int | None = None
         self._passed_over: Collection[str] = ()
         self._rows = (
@@ -117,14 +118,8 @@ class Log:
         for sentence in checkpoint.damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")
-        self.event(
-            "started",
-            step=step,
-            ranks=self._mesh.world,
-            parameters=parameters,
-            plan=self._plan.digest,
-            versions=versions(),
-        )
+        facts = {"ranks": self._mesh.world, "parameters": parameters, "plan": self._plan.digest}
+        self.event("started", step=step, **facts, versions=versions())
         self.note(
             f"{short(parameters)} parameters on {self._mesh.world} rank(s)"
             + (f", going on after step {step}" if step else "")
@@ -143,23 +138,14 @@ class Log:
         self._clock = self._flushed = time.perf_counter()
 
     def record(
-        self,
-        step: int,
-        seen: int,
-        sums: Mapping[str, Tensor],
-        count: int,
-        norm: Tensor,
-        rates: Mapping[str, float],
-        *,
-        now: bool = False,
+        self, step: int, seen: int, loss: StepLoss, norm: Tensor, rates: Mapping[str, float], *, now: bool = False
     ) -> None:
-        """Record one step, after which the run has seen `seen` samples: sums over this rank, the count to divide by,
-        the global gradient norm.
+        """Record one step, after which the run has seen `seen` samples; `norm`: of the global gradient.
 
         Costs no device sync unless its row is due, or needed `now`.
         """
         self._reached, clock = max(step, self._reached or 0), time.perf_counter()
-        self._pending.append((step, seen, sums, count, norm, rates, clock - self._clock))
+        self._pending.append((step, seen, loss, norm, rates, clock - self._clock))
         self._clock = clock
         if now or step % self._every == 0:
             self.flush()
@@ -168,8 +154,8 @@ class Log:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        shapes = {name: value.shape for name, value in pending[0][2].items()}
-        flat = [sums[name].float().reshape(-1) for _, _, sums, *_ in pending for name in shapes]
+        shapes = {name: value.shape for name, value in pending[0][2].sums.items()}
+        flat = [loss.sums[name].float().reshape(-1) for _, _, loss, *_ in pending for name in shapes]
         sums = self._mesh.sum_stages(self._mesh.sum(torch.cat(flat)))
         width = len(sums) // len(pending)
         if self._rows is None:
@@ -180,16 +166,16 @@ class Log:
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)
-        for index, (step, seen, _, count, _, rates, seconds) in enumerate(pending):
+        for index, (step, seen, loss, _, rates, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
-            row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], count)
+            row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], loss.count)
             row |= rates
             row |= {"norm": values[len(pending) * width + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
             if self._at_peak:
                 row["mfu"] = self._at_peak / seconds
             if self._objective.unit == "tokens":
-                row |= {"tokens_per_second": count / seconds}
+                row |= {"tokens_per_second": loss.count / seconds}
             rows.append(row)
         self._rows.append(*rows)
         self._warn()
@@ -201,7 +187,7 @@ class Log:
         if self._at_peak:
             scalars["mfu"] = self._at_peak / elapsed
         if "tokens_per_second" in scalars:
-            scalars["tokens_per_second"] = pending[-1][3] / elapsed
+            scalars["tokens_per_second"] = pending[-1][2].count / elapsed
         self._tell("log", scalars.pop("step"), scalars)
         self.start()
 
@@ -263,16 +249,13 @@ class Log:
         """Raises MovedError if a checkpoint under `out` has more steps than this start of the run; StoreError."""
         if self._reached is None:
             return
-        steps = [
-            one.step
-            for one in attempts.listed(self._plan.out)
-            if one.is_committed and attempts.place(one.url) not in self._passed_over
-        ]
+        committed = (one for one in attempts.listed(self._plan.out) if one.is_committed)
+        steps = [one.step for one in committed if attempts.place(one.url) not in self._passed_over]
         if max(steps, default=0) > self._reached:
             raise MovedError(
                 f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is "
-                "there, and this start of the run, which "
-                f"did not see it, is at step {self._reached}. It ends; the same words go on from step {max(steps)}"
+                f"there, and this start of the run, which did not see it, is at step {self._reached}. It ends; the "
+                f"same words go on from step {max(steps)}"
             )
 
     def _warn(self) -> None:

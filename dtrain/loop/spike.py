@@ -33,6 +33,7 @@ FLOOR, REACH = 0.1, 2.0
 """Minimal distance of a spike from the mean, as a fraction of the mean, and as a multiple of the window's largest
 value: heavy-tailed batches are no spikes.
 """
+LEAVE_OUT = "on_spike=skip to leave such steps out"
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -129,8 +130,11 @@ class SpikeDetector:
             self._judge_later(step, first, loss, norm, total)
             self._catch_up(0 if now else LAG)
             spike = self._spikes.popleft() if self._spikes else None
+        if spike and self._answer == "rewind" and self._rewinds[spike.step] < MOST:
+            self._rewinds[spike.step] += 1
+            return Decision("rewind", spike)
         if spike and (self._answer != "skip" or self._row >= MOST):
-            return self._leave(spike)
+            return Decision("stop", spike)
         if spike and self.gate is None:
             return Decision("skip", spike)
         taken = self._scale is None or self._scale.accept(known)
@@ -193,9 +197,13 @@ class SpikeDetector:
             bad = self._halted = bad | self._halted
         self.gate = (~bad).float()
         self._arm(bad.float())
-        copy = torch.empty(3, pin_memory=self._mesh.device.type != "cpu")
+        device, copied = self._mesh.device, None
+        copy = torch.empty(3, pin_memory=device.type != "cpu")
         copy.copy_(torch.stack([norm, norm if total is None else total, bad.float()]), non_blocking=True)
-        self._pending.append(PendingStep(step, first, loss, limits, copy, _mark(self._mesh.device)))
+        if device.type != "cpu":
+            copied = torch.Event(device)
+            copied.record()
+        self._pending.append(PendingStep(step, first, loss, limits, copy, copied))
 
     def _hear(self, step: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Add a step's numbers to the window, or return that they are a spike."""
@@ -225,12 +233,6 @@ class SpikeDetector:
             if spike:
                 self._spikes.append(spike)
 
-    def _leave(self, spike: Spike) -> Decision:
-        if self._answer == "rewind" and self._rewinds[spike.step] < MOST:
-            self._rewinds[spike.step] += 1
-            return Decision("rewind", spike)
-        return Decision("stop", spike)
-
     def _arm(self, found: Tensor | None) -> None:
         for gated in self._gates:
             gated.found_inf = found
@@ -241,21 +243,9 @@ def gates(state: TrainState, mesh: Mesh) -> list[Gated]:
     if mesh.device.type == "cpu" or any(parameter.device.type == "cpu" for parameter in state.model.parameters()):
         return []  # reading a norm there costs nothing
     parts = inner(state.optimizer) if state.optimizer else []
-    can = (
-        state.scale is None
-        and not balanced(state.model)
-        and all(getattr(part, "_step_supports_amp_scaling", False) for part in parts)
-    )
+    can = all(getattr(part, "_step_supports_amp_scaling", False) for part in parts)
+    can = can and state.scale is None and not balanced(state.model)
     return cast("list[Gated]", parts) if mesh.max(torch.tensor(0.0 if can else 1.0)).item() == 0 else []
-
-
-def _mark(device: torch.device) -> torch.Event | None:
-    """An event after all work queued on the device so far."""
-    if device.type == "cpu":
-        return None
-    event = torch.Event(device)
-    event.record()
-    return event
 
 
 def _why(norm: float, loss: float, limits: tuple[float, float]) -> str:
@@ -271,13 +261,9 @@ def sentence(spike: Spike, samples: Sequence[int], answer: str) -> str:
     """The reason why the run stops, and what to type."""
     last = spike.first + len(samples) - 1
     numbers = f"loss {spike.loss:.4g}, gradient norm {spike.norm:.4g}"
-    where = (
-        f"positions {spike.first} to {last} of the order, samples "
-        f"{', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
-    )
-    other = {
-        "stop": "on_spike=skip to leave such steps out, or on_spike=rewind to go back to the newest checkpoint and "
-        "pass over these samples"
-    }
-    advice = other.get(answer, f"a smaller optim.lr: {MOST} times in a row on_spike={answer} did not help")
+    listed = f"{', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
+    where = f"positions {spike.first} to {last} of the order, samples {listed}"
+    advice = f"a smaller optim.lr: {MOST} times in a row on_spike={answer} did not help"
+    if answer == "stop":
+        advice = f"{LEAVE_OUT}, or on_spike=rewind to go back to the newest checkpoint and pass over these samples"
     return f"step {spike.step}: {spike.why} ({numbers}; {where}). The state before it is saved. Type {advice}."

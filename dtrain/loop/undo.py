@@ -2,13 +2,12 @@
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.errors import LeaseError, StoreError
 from dtrain.loop.spike import Spike
-from dtrain.model import balanced
+from dtrain.model import balanced, reshard
 from dtrain.optim import forget
 
 
@@ -36,9 +35,7 @@ def rewind(state: TrainState, spike: Spike, checkpoint: Checkpoint, forward: nn.
     go_back(state, spike)
     if state.optimizer:
         forget(state.optimizer)
-    for module in forward.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # what it gathered before would be used again
+    reshard(forward)
     if checkpoint.restore(state) is None:
         raise StoreError("on_spike=rewind: no checkpoint can be read. Type on_spike=skip and the same words again.")
     state.stream.skip([spike.first], seen=state.stream.seen)

@@ -95,6 +95,13 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
         put_back()
 
 
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters, which the next forward would use although the shards have changed."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 class PassThrough(nn.Module):
     """Stands for a module of another stage: returns its first input."""
 

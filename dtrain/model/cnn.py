@@ -56,17 +56,17 @@ class CNN(nn.Module):
         self.stem = nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False)
         channels, parts, (height, breadth) = width, [], inputs[1:]
         for stage in range(stages):
+            wider = width * 2**stage
             # a side of one stays: the same numbers, and torch 2.14 on the CPU has wrong gradients for a stride of 2
             # over one column in bf16
             stride = (1 if height == 1 else 2, 1 if breadth == 1 else 2) if stage else (1, 1)
             height, breadth = -(-height // stride[0]), -(-breadth // stride[1])
-            if width * 2**stage // math.gcd(width * 2**stage, 8) * height * breadth < 2:  # whose norm is zero
+            if wider // math.gcd(wider, 8) * height * breadth < 2:  # whose norm is zero
                 raise ValueError(
-                    f"of an image {list(inputs)} stage {stage + 1} of {width * 2**stage} channels leaves one number "
-                    "to each group. Use fewer stages or more channels"
+                    f"of an image {list(inputs)} stage {stage + 1} of {wider} channels leaves one number to each "
+                    "group. Use fewer stages or more channels"
                 )
             for block in range(blocks):
-                wider = width * 2**stage
                 parts.append(Residual(channels, wider, (1, 1) if block else stride))
                 channels = wider
         self.blocks = nn.ModuleList(parts)

@@ -91,9 +91,8 @@ def one_by_one(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Tensor:
 def one_by_one_backward(gradient_RF: Tensor, x_RC: Tensor, load_E: Tensor) -> Tensor:
     """The gradient of the weights."""
     sizes = load_E.tolist()
-    return torch.stack(
-        [gradient.T @ rows for gradient, rows in zip(gradient_RF.split(sizes), x_RC.split(sizes), strict=True)]
-    )
+    pairs = zip(gradient_RF.split(sizes), x_RC.split(sizes), strict=True)
+    return torch.stack([gradient.T @ rows for gradient, rows in pairs])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -103,11 +102,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 def _gradients(ctx: Any, gradient_RF: Tensor) -> tuple[Tensor, None, Tensor]:
     x_RC, load_E, weight_EFC = ctx.saved_tensors
     gradient_RF = gradient_RF.contiguous()
-    return (
-        one_by_one(gradient_RF, load_E, weight_EFC.transpose(1, 2)),
-        None,
-        one_by_one_backward(gradient_RF, x_RC, load_E),
-    )
+    of_rows = one_by_one(gradient_RF, load_E, weight_EFC.transpose(1, 2))
+    return of_rows, None, one_by_one_backward(gradient_RF, x_RC, load_E)
 
 
 one_by_one.register_fake(lambda x, load, weight: x.new_empty(len(x), weight.shape[1]))

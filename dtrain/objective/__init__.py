@@ -149,14 +149,8 @@ def losses_of(outputs: Any) -> dict[str, Tensor]:
     if isinstance(outputs, Tensor):
         return {}
     fields = getattr(outputs, "_asdict", lambda: _fields(outputs))()
-    return {
-        name: value
-        for name, value in fields.items()
-        if isinstance(name, str)
-        and (name == "loss" or name.endswith("_loss"))
-        and isinstance(value, Tensor)
-        and value.requires_grad
-    }
+    names = [name for name in fields if isinstance(name, str) and (name == "loss" or name.endswith("_loss"))]
+    return {name: fields[name] for name in names if isinstance(fields[name], Tensor) and fields[name].requires_grad}
 
 
 def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: int | Tensor) -> Loss:

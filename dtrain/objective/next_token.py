@@ -48,7 +48,7 @@ class NextToken:
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         logits, targets = logits_of(outputs, self._losses), batch["targets"]
         if isinstance(logits, DTensor) or logits.dtype in HALVES:
-            loss = Loss(cross_entropy(logits, targets, ignore=IGNORE))
+            loss = Loss(cross_entropy(logits, targets))
         else:
             loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss

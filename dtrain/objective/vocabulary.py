@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
 
@@ -19,8 +20,8 @@ CHUNK_BYTES = 64 << 20
 """Bytes of the rows that are in fp32 at a time."""
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
-    """Cross entropy summed over the targets [...] that are not `ignore`; fp32, 0-dim, the same on all ranks.
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy summed over the targets [...] that are not IGNORE; fp32, 0-dim, the same on all ranks.
 
     `logits` [..., V] are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target
     outside of the vocabulary.
@@ -29,7 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
     rows = local(logits).flatten(0, -2)
     try:
-        return _CrossEntropy.apply(rows, targets.flatten(), first, whole, ignore, group)  # type: ignore
+        return _CrossEntropy.apply(rows, targets.flatten(), first, whole, group)  # type: ignore
     except RuntimeError:
         check_targets(targets, whole)
         raise
@@ -38,13 +39,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits_NV: Tensor,
-        targets_N: Tensor,
-        first: int,
-        whole: int,
-        ignore: int,
-        group: dist.ProcessGroup | None,
+        ctx: Any, logits_NV: Tensor, targets_N: Tensor, first: int, whole: int, group: dist.ProcessGroup | None
     ) -> Tensor:
         width = logits_NV.shape[1]
         largest_N = logits_NV.new_full((len(logits_NV),), -torch.inf).float()
@@ -55,7 +50,8 @@ class _CrossEntropy(torch.autograd.Function):
         index_N = targets_N - first
         here_N = (index_N >= 0) & (index_N < width)
         # gather refuses these itself, so a GPU need not be synchronised to check them
-        outside_N = (targets_N != ignore) & ((targets_N < 0) | (targets_N >= whole))
+        counts_N = targets_N != IGNORE
+        outside_N = counts_N & ((targets_N < 0) | (targets_N >= whole))
         index_N = index_N.where(here_N | outside_N, 0)
         chosen_N = (
             (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)
@@ -65,12 +61,11 @@ class _CrossEntropy(torch.autograd.Function):
             sums_2N[0, rows] = (logits_NV[rows] - largest_N[rows, None]).exp_().sum(1)
         if group is not None:
             dist.all_reduce(sums_2N, group=group)
-        counts_N = targets_N != ignore
         ctx.save_for_backward(logits_NV, largest_N, sums_2N[0], index_N, here_N & counts_N, counts_N)
         return ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = torch.empty_like(logits_NV)
         for rows in _chunks(logits_NV):
@@ -80,7 +75,7 @@ class _CrossEntropy(torch.autograd.Function):
                 each = torch.arange(len(softmax), device=softmax.device)
                 softmax[each, index_N[rows]] -= here_N[rows].to(softmax.dtype)
             out_NV[rows] = softmax.mul_(gradient)
-        return out_NV, None, None, None, None, None
+        return out_NV, None, None, None, None
 
 
 def _chunks(logits_NV: Tensor) -> Iterator[slice]:

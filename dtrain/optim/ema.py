@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from dtrain.mesh.sharding import local
+from dtrain.model import reshard
 
 
 class EMA:
@@ -55,9 +55,7 @@ class EMA:
 
     @torch.no_grad()
     def _put(self, values: Mapping[str, Tensor], wrapped: nn.Module) -> None:
-        for module in wrapped.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # what it gathered before would be used again
+        reshard(wrapped)
         for name, weight in self._weights.items():
             local(weight).copy_(local(values[name]))
 

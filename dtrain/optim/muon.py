@@ -68,17 +68,10 @@ class Muon(ByGroup):
     momentum.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        products: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, products: torch.dtype, **options: float) -> None:
+        """`options`: lr, momentum and weight_decay of every group."""
         self._products = products
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(parameters, options)
 
     def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
@@ -102,7 +95,7 @@ class Muon(ByGroup):
                 weights[index].add_(update[region(parameters[index])], alpha=-scale)
 
 
-def orthogonalize(matrices: Tensor, products: torch.dtype = torch.float32) -> Tensor:
+def orthogonalize(matrices: Tensor, products: torch.dtype) -> Tensor:
     """[N, rows, columns] -> each matrix with its singular values pushed towards 1, by matrix products in this type."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

@@ -38,9 +38,7 @@ def adapt(model: nn.Module) -> None:
             module.register_forward_pre_hook(_with_ones, with_kwargs=True)
 
 
-def _with_ones(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _with_ones(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if innermost() else {}
     tokens = given.get("input_ids", given.get("inputs_embeds"))
     if tokens is None or given.get("attention_mask") is not None:

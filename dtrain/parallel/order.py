@@ -94,13 +94,8 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
-    def cast(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def lowered(x: torch.Tensor) -> torch.Tensor:
-            return x.to(dtype) if x.is_floating_point() else x
-
-        return tree_map_only(torch.Tensor, lowered, (args, kwargs))  # type: ignore[no-any-return]
+    def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
 
     model.register_forward_pre_hook(cast, with_kwargs=True)
 

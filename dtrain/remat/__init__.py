@@ -39,6 +39,11 @@ def recompute(block: nn.Module, **options: Any) -> None:
     block.forward = forward
 
 
+def recompute_all(blocks: Sequence[nn.Module], **options: Any) -> None:
+    for block in blocks:
+        recompute(block, **options)
+
+
 class _Twice:
     """A forward that restores buffers (BatchNorm's statistics, a codebook): recomputed, it starts from the same ones
     and changes nothing.

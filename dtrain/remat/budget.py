@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from dtrain.errors import WordsError
-from dtrain.remat import Remat, recompute
+from dtrain.remat import Remat, recompute_all
 
 
 def build(*, share: float) -> Remat:
@@ -14,8 +14,6 @@ def build(*, share: float) -> Remat:
         raise WordsError(f"remat.share={share}: a share is between 0 (as remat=full) and 1 (as remat=none).")
 
     def wrap(blocks: Sequence[nn.Module]) -> None:
-        for index, block in enumerate(blocks):
-            if int((index + 1) * share) == int(index * share):
-                recompute(block)
+        recompute_all([each for i, each in enumerate(blocks) if int((i + 1) * share) == int(i * share)])
 
     return wrap

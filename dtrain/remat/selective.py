@@ -2,15 +2,13 @@
 2205.05198).
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from dtrain.model.moe import one_by_one
-from dtrain.remat import Remat, recompute
+from dtrain.remat import Remat, recompute_all
 
 PRODUCTS = ("mm", "addmm", "bmm", "convolution", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm")
 ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -20,8 +18,4 @@ KEPT += [getattr(torch.ops.aten, name).default for name in NAMES if hasattr(torc
 
 
 def build() -> Remat:
-    def wrap(blocks: Sequence[nn.Module]) -> None:
-        for block in blocks:
-            recompute(block, context_fn=partial(create_selective_checkpoint_contexts, KEPT))
-
-    return wrap
+    return partial(recompute_all, context_fn=partial(create_selective_checkpoint_contexts, KEPT))

@@ -15,14 +15,13 @@ def set_lr(optimizer: Optimizer, factor: float) -> dict[str, float]:
     """Scale every group's own learning rate. Returns `lr`, that of the first group, and `lr_<name>` of each that has a
     `name`, or else, as `lr_<index>`, another lr.
     """
-    found = {"lr": 0.0}
+    rates: dict[str, float] = {}
     for index, group in enumerate(optimizer.param_groups):
         group["lr"] = lr = group.setdefault("initial_lr", group["lr"]) * factor
-        if index == 0:
-            found["lr"] = lr
-        if "name" in group or lr != found["lr"]:
-            found[f"lr_{group.get('name', index)}"] = lr
-    return found
+        rates.setdefault("lr", lr)
+        if "name" in group or lr != rates["lr"]:
+            rates[f"lr_{group.get('name', index)}"] = lr
+    return rates or {"lr": 0.0}
 
 
 def steps_of(length: float, steps: int) -> float:

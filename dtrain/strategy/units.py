@@ -155,7 +155,7 @@ class Order:
         root.register_forward_pre_hook(self._begin, prepend=True)
         root.register_forward_pre_hook(self._watch)
         root.register_forward_hook(lambda *_: self._reach.end(), prepend=True, always_call=True)
-        root.register_forward_hook(self._called)
+        root.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.end())
         self._names.append("ends its step")
 
     def followed(self, name: str, exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -195,10 +195,6 @@ class Order:
         if self._open and self._expected is None:
             self._reach.begin()
 
-    def _called(self, root: nn.Module, arguments: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
-            self.end()
-
     def _watched(self, unit: Any, event: int, proceed: Callable[..., Any], *arguments: Any) -> Any:
         # the unit may have several outputs, each of which announces its backward
         if self._open and (event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"):
@@ -216,15 +212,9 @@ class Order:
             other = next((rank for rank, theirs in enumerate(ranks.tolist()) if theirs != ranks[0]), None)
             if other is not None:
                 here, there = dist.get_global_rank(self._group, 0), dist.get_global_rank(self._group, other)
-                raise self._refusal(
-                    f"rank {here} {self._names[int(ranks[0])]} where rank {there} {self._names[int(ranks[other])]}"
-                )
+                one, two = self._names[int(ranks[0])], self._names[int(ranks[other])]
+                raise WordsError(f"strategy: rank {here} {one} where rank {there} {two}, {self._rule}")
         elif self._expected[number] != event:
-            first = "step" if self._key[1] else "evaluation"
-            raise self._refusal(
-                f"rank {dist.get_rank()} {self._names[event]} where the first {first} "
-                f"{self._names[self._expected[number]]}"
-            )
-
-    def _refusal(self, difference: str) -> WordsError:
-        return WordsError(f"strategy: {difference}, {self._rule}")
+            first, before = "step" if self._key[1] else "evaluation", self._names[self._expected[number]]
+            difference = f"rank {dist.get_rank()} {self._names[event]} where the first {first} {before}"
+            raise WordsError(f"strategy: {difference}, {self._rule}")

@@ -106,7 +106,7 @@ MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
     "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill",),
     "crosses by gloo, and waits for no device": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement._settle", "data/stream.py:Stream._counts", "loop/spike.py:gates",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "doctor/bandwidth.py:_measured",
     ),
@@ -124,7 +124,7 @@ MADE = {
 }  # fmt: skip
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement._settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
         "data/order.py:permute", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
@@ -145,7 +145,7 @@ WAITS_FOR = {
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
         "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
-        "parallel/split_check.py:_kept", "evaluation/record.py:_pieces", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
+        "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed",
     ),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from torch import nn
 from dtrain.checkpoint.state import TrainState
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.loop.metrics import Log
+from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
 from dtrain.objective.next_token import NextToken
 from dtrain.planned import Plan
@@ -87,7 +88,7 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
                 "loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))),
                 "accuracy": torch.tensor(float(mesh.rank)),
             }
-            log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
+            log.record(step, 8 * step, StepLoss(sums, 11), torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
         log.note("a sample")
         log.evaluated(step, {"eval_loss": 2.0})
         log.flush()
@@ -170,7 +171,7 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> float:
         with Log(with_loggers(tmp_path, 1), mesh) as log:
             log.begin(NextToken(), Slowdown(lambda: 0.0))
-            log.record(1, 8, {"loss": torch.tensor(math.nan)}, 8, torch.tensor(math.inf), {"lr": 0.1})
+            log.record(1, 8, StepLoss({"loss": torch.tensor(math.nan)}, 8), torch.tensor(math.inf), {"lr": 0.1})
             log.finish(Result("finished", 1, log.last["loss"], 1.0))
             return log.last["loss"]
 

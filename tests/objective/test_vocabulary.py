@@ -41,7 +41,7 @@ def of_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def of_split(mesh: Mesh, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     leaf = distribute_tensor(logits, mesh.axis("tp"), [Shard(2)]).requires_grad_()
-    loss = cross_entropy(leaf, targets, ignore=IGNORE)
+    loss = cross_entropy(leaf, targets)
     (loss * WEIGHT).backward()
     assert isinstance(leaf.grad, DTensor)
     return loss.detach(), leaf.grad.full_tensor(), leaf.grad.dtype

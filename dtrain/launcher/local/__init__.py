@@ -54,8 +54,11 @@ class Local:
     address: str | None
     here: int | None
 
+    def _here(self, plan: Plan) -> int:
+        return plan.nodes if self.here is None else self.here
+
     def command(self, plan: Plan) -> str:
-        here = plan.nodes if self.here is None else self.here
+        here = self._here(plan)
         server = f"{sys.executable} -m dtrain.launcher.local.server"
         agents = f"{here} agent(s) x {plan.devices} rank(s) on this host"
         if here < plan.nodes:
@@ -66,12 +69,7 @@ class Local:
     def launch(self, plan: Plan) -> Result:
         _refuse_cuda()
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
-        request = {
-            "plan": plan.to_dict(),
-            "storage": options.hand_over(),
-            **vars(self),
-            "here": plan.nodes if self.here is None else self.here,
-        }
+        request = {**vars(self), "plan": plan.to_dict(), "storage": options.hand_over(), "here": self._here(plan)}
         try:
             with zygote.kept() if has_given() else contextlib.nullcontext(), _StopSignals(scratch) as stop:
                 code = _serve(scratch, request, stop)

@@ -192,7 +192,7 @@ class Agent:
     def _read_reports(self) -> None:
         """A rank that has reported an error has failed, even while it still runs."""
         for rank in sorted(set(self._ranks.values()) - self._failed):
-            reports = failure.of_rank(self._reports, rank)
+            reports = failure.failures(self._reports, rank)
             if reports and reports[0]["kind"] != "stopped":
                 self._failed.add(rank)
                 self._send_failed(victim=is_victim(reports[0]))

@@ -11,6 +11,7 @@ class Node:
     `running`: it has ranks of this round. `broken`: one of its GPUs failed.
     """
 
+    slot: int
     link: Link
     host: str
     pid: int | None

@@ -125,10 +125,10 @@ class Rounds:
         with signals.blocked():
             pid = process.fork(work, f"dtrain-agent-{slot}")
         theirs.close()
-        self._add(slot, Node(Link(ours, "server"), "this host", pid, time.monotonic()))
+        self._add(Node(slot, Link(ours, "server"), "this host", pid, time.monotonic()))
 
-    def _add(self, slot: int, node: Node) -> None:
-        self.nodes[slot] = node
+    def _add(self, node: Node) -> None:
+        self.nodes[node.slot] = node
         self._selector.register(node.link, selectors.EVENT_READ, node)
 
     def _lose(self, slot: int, why: str) -> None:
@@ -145,9 +145,6 @@ class Rounds:
         if slot < self.here and self.log.restarts <= self.restarts:
             self._fork_agent(slot)
 
-    def _slot(self, node: Node) -> int:
-        return next(slot for slot, each in self.nodes.items() if each is node)
-
     def _listen(self) -> None:
         """Read messages of nodes, until something happens or a deadline is due."""
         for source in ready(self._selector, 0.05 if self._phase != "running" or self.failed else 1.0):
@@ -162,7 +159,7 @@ class Rounds:
                     for message in source.link.receive():
                         self._hear(source, **message)
                 except ConnectionError as error:
-                    self._lose(self._slot(source), f"its agent ended ({error})")
+                    self._lose(source.slot, f"its agent ended ({error})")
         if self._door:
             self._door.dismiss_late()
         now = time.monotonic()
@@ -184,7 +181,7 @@ class Rounds:
                 lease = {name: value for name, value in os.environ.items() if name.startswith(LEASE)}
                 facts = {"storage": options.hand_over(), "silence": self.silence, "environment": lease}
                 link.send(do="welcome", plan=self.plan.to_dict(), **facts)
-                self._add(free[0], Node(link, host, None, time.monotonic()))
+                self._add(Node(free[0], link, host, None, time.monotonic()))
             else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
                 link.close()
@@ -203,7 +200,7 @@ class Rounds:
                 self.failed.setdefault("victim" if message["victim"] else "cause", node.heard)
             else:
                 node.running = False
-                self._done.add(self._slot(node))
+                self._done.add(node.slot)
 
     def _reap(self) -> None:
         """Reap children. A node is lost only when its link closes, which its ranks hold open too."""

@@ -9,7 +9,6 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,7 +121,8 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f"{key}.lock"):
+        with (cache / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not facts.exists():
                 digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
                 about = {"path": secrets.masked(path), "documents": len(documents), "sha256": digest}
@@ -167,10 +167,3 @@ def _documents(path: str) -> Iterator[tuple[str, str, str]]:
     names = {url: url[len(root) :].lstrip("/") for url in urls}
     for url in sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest()):
         yield names[url], url, store.fingerprint(url)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

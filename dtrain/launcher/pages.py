@@ -14,7 +14,7 @@ COLLAPSE = 25
 
 
 def collapse() -> None:
-    """Ask for it, part by part. A kernel that cannot says no, and nothing changes."""
+    """Ask the kernel for huge pages, part by part. One that has none refuses, and nothing changes."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise
@@ -27,6 +27,6 @@ def collapse() -> None:
 def _private() -> Iterator[tuple[int, int]]:
     """Begin and end of each part that is written to and belongs to no file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        found = re.fullmatch(r"(\w+)-(\w+) rw-p \S+ \S+ 0 *(\[heap\])?", line)
-        if found:
-            yield int(found[1], 16), int(found[2], 16)
+        private = re.fullmatch(r"(\w+)-(\w+) rw-p \S+ \S+ 0 *(\[heap\])?", line)
+        if private:
+            yield int(private[1], 16), int(private[2], 16)

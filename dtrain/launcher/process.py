@@ -235,7 +235,7 @@ def stale() -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
-    """Lock a folder in memory, so that nobody can claim it; gives its scratch folder. Raises OSError if it is claimed,
+    """Lock a folder in memory, so that nobody can claim it; yields its scratch folder. Raises OSError if it is claimed,
     or belongs to another user.
     """
     with contextlib.ExitStack() as stack:

@@ -229,15 +229,13 @@ def _mismatched(known: list[Facts]) -> tuple[Facts, str] | None:
     for name, calls in _by_number(known):
         for key in ("call", "sizes"):
             most = Counter(str(call[key]) for _, call in calls).most_common(1)[0][0]
-            facts, call = next((each for each in reversed(calls) if str(each[1][key]) != most), calls[0])
             usual = next(facts["rank"] for facts, call in calls if str(call[key]) == most)
-            if str(call[key]) == most:
-                continue
-            if key == "call":
-                return facts, f"it calls {call['call']} as {name}, where rank {usual} calls {most}"
-            if most and call["call"] in SAME_SIZE:
-                shapes = f"the shapes {call['sizes']}, where rank {usual} gives {most}"
-                return facts, f"it gives {call['call']}, {name}, {shapes}"
+            for facts, call in [each for each in calls if str(each[1][key]) != most][-1:]:
+                if key == "call":
+                    return facts, f"it calls {call['call']} as {name}, where rank {usual} calls {most}"
+                if call["call"] in SAME_SIZE:
+                    shapes = f"the shapes {call['sizes']}, where rank {usual} has {most}"
+                    return facts, f"it calls {call['call']}, {name}, with {shapes}"
     return None
 
 

@@ -29,8 +29,8 @@ class Console:
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         if any(name.startswith("eval_") for name in scalars):
-            held = "  ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items())
-            self.note(screen.on_one_line(f"step {step}: held-out {held}"))
+            figures = "  ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items())
+            self.note(screen.on_one_line(f"step {step}: held-out {figures}"))
             return
         if scalars.get("loss") is not None:
             self._losses.append((step, scalars["loss"]))

@@ -33,11 +33,11 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
     types, stages.
     """
     split: dict[str, int] = {}
-    whole = held = 0
+    whole = here = 0
     experts = {id(parameter) for module in experts_of(model) for parameter in module.parameters()}
     for parameter in model.parameters():
         whole += parameter.numel()
-        held += local(parameter).numel()
+        here += local(parameter).numel()
         for axis in (*["experts"] * (id(parameter) in experts), *_axes(parameter)):
             split[axis] = split.get(axis, 0) + parameter.numel()
     floats = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
@@ -45,7 +45,7 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
         "rank": mesh.rank,
         "holds": strategy.holds,
         "parameters": whole,
-        "held": held,
+        "held": here,
         "split": split,
         "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
         "types": sorted(map(type_name, floats)),

@@ -233,9 +233,9 @@ class SpikeDetector:
             if spike:
                 self._spikes.append(spike)
 
-    def _arm(self, found: Tensor | None) -> None:
+    def _arm(self, skip: Tensor | None) -> None:
         for gated in self._gates:
-            gated.found_inf = found
+            gated.found_inf = skip
 
 
 def gates(state: TrainState, mesh: Mesh) -> list[Gated]:

@@ -198,7 +198,7 @@ def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         # not what getattr finds: wrappers answer for what they wrap, whose table has other names than theirs
         own = (getattr(module, each) for each in names if each in vars(module) or hasattr(type(module), each))
-        table = next((found for found in own if found), None)
+        table = next((each for each in own if each), None)
         if table and not any(name.startswith(owner) for owner in owners):
             prefix = f"{name}." if name else ""
             owners.append(prefix)
@@ -220,8 +220,8 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def head_of(model: nn.Module) -> nn.Linear | None:
-    """The linear layer that runs last by the model's table, if it shares no weight and is not the only one outside of
-    the blocks.
+    """The linear layer that runs last by the model's table, if it shares no weight and there are other weights outside
+    of the blocks.
     """
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
     named = {f"{prefix}{name}" for name in table}

@@ -1,5 +1,5 @@
-"""A decoder-only transformer whose feed-forwards are mixtures of experts: which experts a token goes to, and how they
-are kept busy.
+"""A decoder-only transformer whose feed-forwards are mixtures of experts: which experts a token goes to, and how their
+loads are balanced.
 
 Shapes: those of dtrain.model.gpt, and N tokens on this rank, E experts, K experts chosen by a token, R = N x K rows, F
 hidden width of an expert. Experts are chosen and weighted as in DeepSeek-V3 (arXiv 2412.19437) and balanced without a

@@ -73,15 +73,12 @@ def drawn(seed: int, step: int, rank: int) -> list[str]:
     """The generators (torch, cuda, numpy, python) from which something was drawn since `reseed` with the same
     arguments. Changes nothing.
     """
-    now, kept = _states(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
-    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    reseed(seed, step, rank)
-    fresh = _states()
-    torch.set_rng_state(kept[0])
-    np.random.set_state(kept[1])
-    random.setstate(kept[2])
-    if device is not None:
-        torch.cuda.set_rng_state(device)
+    now, of_numpy, of_python = _states(), np.random.get_state(), random.getstate()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        reseed(seed, step, rank)
+        fresh = _states()
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
     return [name for name, state in fresh.items() if state != now[name]]
 
 

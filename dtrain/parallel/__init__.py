@@ -1,1 +1,1 @@
-"""One function per axis, and the order in which they wrap a model."""
+"""A file for each axis, and the order in which they wrap a model."""

@@ -39,9 +39,9 @@ def adapt(model: nn.Module) -> None:
 
 
 def _with_ones(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if innermost() else {}
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
-    if tokens is None or given.get("attention_mask") is not None:
+    inputs = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if innermost() else {}
+    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if tokens is None or inputs.get("attention_mask") is not None:
         return None
     return args, kwargs | {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
 
@@ -51,13 +51,10 @@ def _mask(**asked: Any) -> Any:
     context = innermost()
     if context is None:
         return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
-    given, window = asked.get("attention_mask"), asked.get("local_size")
+    mask, window = asked.get("attention_mask"), asked.get("local_size")
     plain = asked.get("allow_is_causal_skip") or asked.get("allow_is_bidirectional_skip")
-    if (
-        not plain
-        or (window is not None and window < asked["q_length"] * context.size)
-        or (given is not None and not given.all())
-    ):
+    is_narrow = window is not None and window < asked["q_length"] * context.size
+    if not plain or is_narrow or (mask is not None and not mask.all()):
         raise WordsError(
             f"mesh.cp={context.size}: the model's attention mask is more than causal (a window, padding, a prefix). "
             "Type mesh.cp=1."

@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
     ),
     "other shapes than the others": (
         apart([("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[4]])]),
-        2, "it gives all_reduce, collective 7 of the world, the shapes [[4]], where rank 0 gives [[3]]",
+        2, "it calls all_reduce, collective 7 of the world, with the shapes [[4]], where rank 0 has [[3]]",
     ),
     "parts of unequal size are gathered": (
         apart([("all_gather", 7, "scheduled", [[3]])], [("all_gather", 7, "scheduled", [[4]])], numbers=(7, 6)),

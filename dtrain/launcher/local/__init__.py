@@ -98,7 +98,7 @@ def _refuse_cuda() -> None:
         )
 
 
-def _scratch(rooms: int) -> tuple[Path, int]:
+def _scratch(reports: int) -> tuple[Path, int]:
     """The run's folder on the local disk, with space reserved for reports of its processes, and the descriptor that
     claims it while no server lives. Raises PreflightError.
     """
@@ -106,8 +106,8 @@ def _scratch(rooms: int) -> tuple[Path, int]:
     try:
         scratch = store.scratch("launch")
         parent = str(scratch.parent)
-        for room in range(rooms):
-            (scratch / f"{ROOM}-{room}").write_bytes(bytes(ROOM_BYTES))
+        for number in range(reports):
+            (scratch / f"{ROOM}-{number}").write_bytes(bytes(ROOM_BYTES))
         memory = process.memory(scratch)
         parent = str(memory.parent)
         memory.mkdir(mode=0o700, exist_ok=True)

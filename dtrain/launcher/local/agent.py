@@ -46,7 +46,7 @@ BEAT_SECONDS = 1.0
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
 """The name of a file that a rank writes."""
 LOOK_SECONDS = 0.25
-"""Between two looks at the reports of ranks: a rank that has failed may hang on its way out."""
+"""Seconds between two checks of the ranks' reports: a rank that has failed may hang on its way out."""
 FROZEN_SECONDS = 3.0
 """How long a rank that was asked to stop may be stopped itself (SIGSTOP)."""
 

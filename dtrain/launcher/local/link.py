@@ -146,11 +146,10 @@ class Link:
 
 
 def _fits(message: Mapping[str, Any], fields: Mapping[str, Kinds]) -> bool:
-    return message.keys() == {"do", *fields} and all(_is(message[name], kinds) for name, kinds in fields.items())
-
-
-def _is(value: Any, kinds: Kinds) -> bool:
-    return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
+    if message.keys() != {"do", *fields}:
+        return False
+    pairs = ((message[name], kinds) for name, kinds in fields.items())
+    return all(isinstance(value, kinds) and isinstance(value, bool) == (kinds is bool) for value, kinds in pairs)
 
 
 class _Seal:

@@ -43,7 +43,7 @@ NEVER = ("words", "stopped")
 JOIN_SECONDS = 120.0
 """The longest silence of a node that has just joined: it loads torch."""
 MARGIN_SECONDS = 1.0
-"""From the moment when a silent node has ended its ranks until the server gives it up."""
+"""Seconds from the end of a silent node's ranks until the server counts it as lost."""
 
 
 @dataclass

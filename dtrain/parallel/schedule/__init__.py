@@ -3,7 +3,7 @@
 A schedule is a class with `order`; its word in conf/pipeline/ states how many stages a rank holds and where
 (`stages`, `more`, `layout`), how many microbatches it needs (`least`, in multiples of the ranks, and whole `rounds`),
 whether it splits a backward in two (`splits_backward`), and which class of torch.distributed.pipelining runs it
-(`runner`); an order without one is run as it stands.
+(`runner`); without one, the actions run in the order of the schedule.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ class Schedule(Protocol):
 def rounds(
     pp: int, stages: int, count: int, rank: int, *, ahead: int
 ) -> tuple[int, Callable[[int], Action], Callable[[int, str], Action]]:
-    """(forwards before the first backward, the n-th forward, the n-th backward) of schedules that go through their
-    stages in rounds.
+    """(number of forwards before the first backward, the n-th forward, the n-th backward) of schedules that run rounds
+    of microbatches through each stage in turn.
     """
     size = count // max(1, count // pp)
 

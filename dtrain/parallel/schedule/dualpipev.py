@@ -1,4 +1,4 @@
-"""DualPipe (arXiv 2412.19437) with half the copies, in a V (https://hackmd.io/@ufotalent/r1lVXsa9Jg)."""
+"""DualPipe (arXiv 2412.19437) with half the copies of the model, in a V (https://hackmd.io/@ufotalent/r1lVXsa9Jg)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""interleaved_1f1b whose backwards of weights come `rank` microbatches later and fill what would be waiting (arXiv
+"""interleaved_1f1b in which backwards of weights come `rank` microbatches later, when the rank would be idle (arXiv
 2401.10241).
 """
 

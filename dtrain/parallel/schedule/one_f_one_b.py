@@ -1,4 +1,4 @@
-"""As many forwards as there are ranks behind this one and itself, then one backward, one forward (arXiv 1806.03377)."""
+"""One forward for this rank and for each later one, then one backward and one forward in turn (arXiv 1806.03377)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Two stages on each rank, in a V; every backward in two (arXiv 2401.10241, section 6)."""
+"""Two stages on each rank, in a V; every backward is split in two (arXiv 2401.10241, section 6)."""
 
 from collections.abc import Iterator
 

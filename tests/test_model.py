@@ -12,7 +12,7 @@ from torch import nn
 
 from dtrain.__main__ import main
 from dtrain.errors import WordsError
-from dtrain.model import caveats, construct
+from dtrain.model import caveats, construct, evaluating
 from dtrain.train import train
 
 FEATURES = "data=synthetic objective=regression data.samples=64 batch=8 steps=4 schedule.warmup=0 optim.eps=1e-5 logger=[] hook=[] trust=[strange]"
@@ -118,3 +118,11 @@ def test_generators_of_the_models_own_are_told_by_name() -> None:
     model[0].noise, model[0].dice = torch.Generator(), np.random.default_rng(0)
     told = caveats(model)
     assert len(told) == 2 and told[0].startswith("0.noise is a generator") and told[1].startswith("0.dice is")
+
+
+def test_an_evaluation_leaves_each_module_in_its_own_mode() -> None:
+    """A frozen part that its model keeps in evaluation mode would train its statistics afterwards."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+    with evaluating(model):
+        assert not model.training
+    assert [module.training for module in model.modules()] == [True, True, False]

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,17 +91,14 @@ class Text(Corpus):
             raise WordsError(f"data.holdout={holdout} must be a fraction of the text, >= 0 and < 1.")
         self._path, self._sequence, self._part = path, sequence, holdout
         self._tokenizer: Tokenizer = Bytes() if tokenizer == "bytes" else Vocabulary(tokenizer)
+        self._vocab = self._tokenizer.vocab
         self._cache = Path(cache).expanduser() if cache else cache_folder()
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"vocab": self._tokenizer.vocab}
 
     @cached_property
     def _windows(self) -> Windows:
         tokens, digest = encoded(self._path, self._tokenizer, self._cache)
         train, kept = split([tokens], self._part)
-        return Windows(train, self._sequence, self._tokenizer.vocab, f"{digest}-{self._sequence}-{self._part}", kept)
+        return Windows(train, self._sequence, self._vocab, f"{digest}-{self._sequence}-{self._part}", kept)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text.encode()))

@@ -1,7 +1,7 @@
 """Token files, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,6 @@ class Tokens(Corpus):
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
         self._cache = Path(cache).expanduser() if cache else cache_folder()
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"vocab": self._vocab}
 
     @cached_property
     def _windows(self) -> Windows:

@@ -84,9 +84,15 @@ class Corpus(ABC):
     dense = True
     loading: Loading = "thread"
 
+    _vocab: int
+
     @property
     @abstractmethod
     def _windows(self) -> Windows: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab": self._vocab}
 
     @property
     def fingerprint(self) -> str:

@@ -72,16 +72,14 @@ class Agreement:
         values, and later a buffer counts as changed when any of its module did.
         """
         now = self._buffers()
-        touched = {
-            id(module)
-            for (module, _), buffer, (was, version) in zip(self._owners, now, self._before, strict=True)
-            if buffer is not was or buffer._version != version
-        }
+        modules = [id(module) for module, _ in self._owners]
+        pairs = zip(modules, now, self._before, strict=True)
+        touched = {module for module, each, (was, version) in pairs if each is not was or each._version != version}
         if self._first:
-            values = zip(self._owners, now, self._first, strict=True)
-            touched |= {id(module) for (module, _), buffer, was in values if not torch.equal(_read(buffer), was)}
+            values = zip(modules, now, self._first, strict=True)
+            touched |= {module for module, each, was in values if not torch.equal(_read(each), was)}
             self._first = []
-        return frozenset(number for number, (module, _) in enumerate(self._owners) if id(module) in touched)
+        return frozenset(number for number, module in enumerate(modules) if module in touched)
 
     def _exchange(self, mine: frozenset[int], changed: frozenset[int]) -> None:
         flags = torch.zeros(len(self._parameters) + len(self._owners), dtype=torch.int32)

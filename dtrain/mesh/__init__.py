@@ -60,10 +60,8 @@ class Mesh:
     def axis(self, *names: str, view: str = "stored") -> DeviceMesh:
         """The DeviceMesh of one or several axes of a view, outer first."""
         if view not in self._made:
-            degrees = self._views[view]
-            self._made[view] = init_device_mesh(
-                self.device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees)
-            )
+            names_of_axes, sizes = tuple(self._views[view]), tuple(self._views[view].values())
+            self._made[view] = init_device_mesh(self.device.type, sizes, mesh_dim_names=names_of_axes)
         return self._made[view][names if len(names) > 1 else names[0]]
 
     def group(self, axis: str) -> dist.ProcessGroup:

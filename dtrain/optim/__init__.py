@@ -91,14 +91,14 @@ class LocalShardOptimizer:
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """Of each parameter, sharded as it is; the memory is the optimizer's own."""
-        return {
-            parameter: {
-                name: like(value, parameter) if isinstance(value, Tensor) and value.ndim else value
-                for name, value in self.inner.state[piece].items()
-            }
-            for parameter, piece in self._pairs
-            if piece in self.inner.state
-        }
+        states: dict[Tensor, dict[str, Any]] = {}
+        for parameter, piece in self._pairs:
+            if piece in self.inner.state:
+                states[parameter] = dict(self.inner.state[piece])
+                for name, value in states[parameter].items():
+                    if isinstance(value, Tensor) and value.ndim:
+                        states[parameter][name] = like(value, parameter)
+        return states
 
     @torch.no_grad()
     def step(self) -> None:

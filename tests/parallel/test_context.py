@@ -480,3 +480,14 @@ def test_channels_and_features_are_no_sequence(shape: tuple[int, ...], why: str)
     context = Context(GROUP, 0, 2, "ring")
     with pytest.raises(WordsError, match=why):
         context.split({"inputs": torch.zeros(shape), "targets": torch.zeros(2)})
+
+
+def twice(mesh: Mesh) -> bool:
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    out = context_of(mesh, "ulysses").attention(x, x, x).sum()
+    first, second = (torch.autograd.grad(out, x, retain_graph=True)[0] for _ in range(2))
+    return torch.equal(first, second)
+
+
+def test_a_graph_may_go_backward_twice() -> None:
+    assert on_mesh(twice, cp=2) == [True, True]

@@ -120,12 +120,12 @@ MADE = {
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
     "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:complete",),
-    "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep",),
+    "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
 }  # fmt: skip
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
-        "data/order.py:permute", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
+        "data/order.py:permute", "data/order.py:samples", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),

@@ -36,7 +36,7 @@ def mistakes(asked: Sweep, keys: Iterable[str]) -> Iterable[str]:
             if value != getattr(Sweep(), key):
                 yield f"sweep.{key}={value}: nothing reads it. Type sweep.stop=halving, or leave it out."
         return
-    for key in {"stop_after", "resume"} & keys:
+    for key in sorted({"stop_after", "resume"} & keys):
         yield f"{key}: with {stop} the sweep says where jobs stop and go on. Leave {key} out, or type sweep.stop=none."
     if asked.search == "nsga2":
         yield f"{stop}: it compares jobs by one metric, and sweep.search=nsga2 has two. Type sweep.search=tpe."
@@ -143,4 +143,5 @@ def proposer(
         return any(one.is_committed for one in attempts.listed(store.join(root, name)))
 
     curves = Curves(root, lambda figures, loss: study.losses(figures, loss)[0])
+    curves.read(store.folders(root))
     return Stopping(source, rule, places, curves, total=total, loss=loss, told=told, is_saved=is_saved)

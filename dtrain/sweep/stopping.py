@@ -50,6 +50,7 @@ class Stopping:
     def next(self) -> Job | None:
         while (job := self._source.next()) is not None:
             self._of_source[job.name] = job
+            self._curves.setdefault(job.name, {})  # those of all folders are read
             self._learn(job)
         self._judge()
         name = next(filter(self._is_free, self._ready), None)

@@ -82,13 +82,14 @@ class Stopping:
         self._learn(job)
 
     def report(self) -> str:
-        """How many jobs came to their end and how many stopped early, and the steps that they did."""
-        ends = [self._reached(name) for name in self._jobs]
-        finished, early = ends.count(self._rungs[-1]), sum(0 < end < self._rungs[-1] for end in ends)
-        taken = sum(job.parent[1] for job in self._jobs.values() if job.parent)
+        """How many jobs came to their end and how many stopped early, and the steps to there."""
+        stops = [[step for step, loss in self._curves[name].items() if loss < math.inf] for name in self._jobs]
+        ends = [max(steps) for steps in stops if steps]
+        finished, early = ends.count(self._rungs[-1]), sum(end < self._rungs[-1] for end in ends)
+        taken = sum(job.parent[1] for name, job in self._jobs.items() if job.parent and self._curves[name])
         is_left = not self.is_done() or any(self._reached(name) < self._goals[name] for name in self._jobs)
         return (
-            f"{finished} of {len(ends)} jobs are finished, {early} stopped early: {sum(ends) - taken:,} steps of "
+            f"{finished} of {len(stops)} jobs are finished, {early} stopped early: {sum(ends) - taken:,} steps of "
             f"{self._total * self._rungs[-1]:,}" + "; the same command goes on" * is_left
         )
 

@@ -178,6 +178,8 @@ def test_a_job_that_fails_is_the_worst_and_is_not_tried_twice_by_one_command(tmp
             tried += [job.name] if bad else []
             command.tell(job, Ended("failed", 1, "error", "planned") if bad else sweep.run(job))
         assert len(tried) == 3 == len(set(tried))
+        finished = sum(STEPS in curve for curve in sweep.reached().values())
+        assert command.report().startswith(f"{finished} of ") and "goes on" not in command.report()
         assert any(STEPS in curve for curve in sweep.reached().values())
 
 

@@ -18,6 +18,8 @@ from dtrain.secrets import screen
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 """Verbs that take what the working folder brings."""
+OF_SEVERAL = ("diff", "runs", "completion", "new")
+"""Verbs whose words belong to several runs, or are not complete."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
             time.sleep(
                 5
-                # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this
-                # one
-            )
+            )  # so that rank 0, which reports the same mistake, is not killed before by the end of this rank
         else:
             for line in [*map(screen.on_one_line, getattr(error, "problems", ()))] or [str(error)]:
                 screen.complain(line)
@@ -96,12 +96,7 @@ def _do(words: list[str]) -> int:
         screen.say(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
-    if verb not in (
-        "diff",
-        "runs",
-        "completion",
-        "new",
-    ):  # which take words that belong to different runs, or are not complete
+    if verb not in OF_SEVERAL:
         from dtrain.compose import said_again
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():

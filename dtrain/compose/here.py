@@ -46,9 +46,8 @@ def look() -> Here:
             for word, problem in _read():
                 words += [word] if word else []
                 problems += [problem] if problem else []
-            notes += (
-                [f"{FILE}: {' '.join(cut(f'{word.key}={spelling(word.value)}') for word in words)}"] if words else []
-            )
+            if words:
+                notes.append(f"{FILE}: {' '.join(cut(f'{word.key}={spelling(word.value)}') for word in words)}")
     own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else []
     if own:
         words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))
@@ -64,21 +63,15 @@ def _read() -> Iterator[tuple[Word | None, str]]:
         yield None, f"{FILE}:{slip.line}: {slip}"
         return
     for key, node in document.items() if isinstance(document, dict) else ():
-        value = node.plain()
+        value, source = node.plain(), f"{FILE}:{node.line}"
         if key not in SAYS:
-            yield (
-                None,
-                f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: "
-                "type recipe=<file>.",
-            )
+            only = "only trust and searchpath stand here. Words of a run are a recipe: type recipe=<file>."
+            yield None, f"{source}: {cut(key)}: {only}"
         elif not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            yield (
-                None,
-                f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: "
-                f"[{'mypkg' if key == 'trust' else 'my/words'}].",
-            )
+            example = "mypkg" if key == "trust" else "my/words"
+            yield None, f"{source}: {key}: it is a list of names. Write {key}: [{example}]."
         else:
-            yield Word(SAYS[key], value, text(value), f"{FILE}:{node.line}"), ""
+            yield Word(SAYS[key], value, text(value), source), ""
 
 
 def own_words(folder: Path) -> list[str]:

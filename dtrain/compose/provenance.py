@@ -154,14 +154,8 @@ def rows(config: Config, plan: Plan) -> list[Row]:
         elif key not in before and (default is None or key in plan.why):
             overrode += [(shown(key, default[0]), default[1])] if default else []
             source = _reason(plan, key)
-        table.append(
-            Row(
-                key,
-                value,
-                source,
-                tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1)),
-            )
-        )
+        others = [one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1]
+        table.append(Row(key, value, source, tuple(dict.fromkeys(others))))
     return table
 
 

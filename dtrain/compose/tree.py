@@ -142,12 +142,7 @@ def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabular
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):
             if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in named - {group}):
-                yield Word(
-                    key,
-                    value,
-                    quote(value) if isinstance(value, str) else text(value),
-                    f"{group}={vocabulary.choices[group]}",
-                )
+                yield Word(key, value, text(value), f"{group}={vocabulary.choices[group]}")
 
 
 def _of_files(word: Word, vocabulary: Vocabulary) -> Word:

@@ -9,6 +9,7 @@ dtrain runs --help         the docstring of dtrain/verb/runs.py
 import ast
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from dtrain.config import constraints, facts, files
@@ -72,15 +73,9 @@ def about(topics: Sequence[str]) -> str:
         topic for topic, page in pages.items() if not page and "=" not in topic and topic[0] != "-" and topic not in own
     ]
     if unknown:
-        words = dict.fromkeys(word for words in files.groups().values() for word in words)
-        known = (
-            *GROUPS,
-            *ALLOWED,
-            *VERBS,
-            *files.recipes(),
-            *words,
-            *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)),
-        )
+        words = dict.fromkeys(chain(*files.groups().values()))
+        arguments = [f"{group}.{name}" for group in GROUPS for name in _arguments(group)]
+        known = (*GROUPS, *ALLOWED, *VERBS, *files.recipes(), *words, *arguments)
         near = {topic: nearest(topic, known) for topic in unknown}
         raise WordsError(
             *(

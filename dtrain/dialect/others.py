@@ -81,25 +81,27 @@ TRAINERS = {"transformers": "Hugging Face's Trainer", "trl": "Hugging Face's Tra
 """package -> the owner of its Trainer."""
 
 
+def _suggested(values: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
+    """The words to type for the plain values of another tool's keys."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, Code | dict | None)}
+    return [f"{word}={show(plain[key])}" for key, word in words.items() if plain.get(key, "") not in ("", "auto")]
+
+
 def _refuse_tools(tree: Mapping[str, Any], place: str) -> None:
     """Raises WordsError for a tree of litgpt or Composer."""
     leaves = dict(flatten(tree))
     for tool, words, marks, length in TOOLS:
         if not any(mark in leaves for mark in marks):
             continue
-        suggested = [
-            f"{word}={show(leaves[key])}" for key, word in words.items() if leaves.get(key) not in (None, "", "auto")
-        ]
-        suggested += [
-            f"precision={PRECISIONS[precision]}" for precision in (leaves.get("precision"),) if precision in PRECISIONS
-        ]
-        batches = str(leaves.get(length)).removesuffix("ba")
-        if not any(word.startswith("steps=") for word in suggested):
-            suggested.append(
-                f"steps={batches}"
-                if batches.isdecimal() and batches != str(leaves.get(length))
-                else f"steps=<{show(leaves.get(length))} in steps>"
-            )
+        suggested = _suggested(leaves, words)
+        if leaves.get("precision") in PRECISIONS:
+            suggested.append(f"precision={PRECISIONS[leaves['precision']]}")
+        asked = str(leaves.get(length))
+        batches = asked.removesuffix("ba")
+        if batches.isdecimal() and batches != asked:
+            suggested.append(f"steps={batches}")
+        elif not any(word.startswith("steps=") for word in suggested):
+            suggested.append(f"steps=<{show(leaves.get(length))} in steps>")
         raise WordsError(
             f"{place}: dtrain does not import configs of {tool}. Type {' '.join(suggested)}, the same optimizer and "
             f"schedule, the data, and the model."
@@ -112,11 +114,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not MARKS & set(tree) or "base_model" in tree:  # axolotl has some of the names
         return
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
-    suggested = [
-        f"{word}={show(tree[key])}"
-        for key, word in WORDS.items()
-        if key in tree and not isinstance(tree[key], Code | dict | None)
-    ]
+    suggested = _suggested(tree, WORDS)
     suggested += [words for (key, value), words in WORDS_BY_VALUE.items() if tree.get(key) == value]
     if tree.get("fsdp"):
         suggested.append("strategy=fsdp")
@@ -134,15 +132,15 @@ def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]]
         if name in ARGUMENTS:
             refuse({"do_train": True, **values}, place)
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
-    froms = [node.module or "" for node in imports]
-    for node in imports:
-        tool = TRAINERS.get((node.module or "").split(".")[0])
+    packages = [(node.module or "").split(".")[0] for node in imports]
+    for node, package in zip(imports, packages, strict=True):
+        tool = TRAINERS.get(package)
         if tool and any(name.name in ("Trainer", "Seq2SeqTrainer", "SFTTrainer") for name in node.names):
             raise WordsError(
                 f"{place}: a script of {tool} without its arguments. Type microbatch=<number> "
                 f"optim.lr=<value> steps=<number>, the data, and {MODEL}."
             )
-    if any(name.split(".")[0] == "torchtitan" for name in froms):
+    if "torchtitan" in packages:
         made = next((node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)), "<function>")
         raise WordsError(
             f"{place}: a config of torchtitan in Python, which dtrain does not run. Export it as JSON where "

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable
+from itertools import starmap
 from typing import Any
 
 import yaml
@@ -39,13 +40,9 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
 
 def command(ledger: Ledger, name: str) -> str:
     """Return the command to type, with secret values as ***."""
-    return " ".join(
-        [
-            "dtrain -m" if any(word.startswith("sweep.space.") for word in ledger.words) else "dtrain",
-            _typed("recipe", name),
-            *(_typed(word, value) for word, value in ledger.command.items()),
-        ]
-    )
+    sweeps = any(word.startswith("sweep.space.") for word in ledger.words)
+    words = {"recipe": name, **ledger.command}
+    return " ".join(["dtrain -m" if sweeps else "dtrain", *starmap(_typed, words.items())])
 
 
 def _typed(word: str, value: Any) -> str:

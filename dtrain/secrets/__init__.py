@@ -151,20 +151,11 @@ def know(value: Any, *, sure: bool = True) -> None:
     from base64 import b64encode
     from urllib.parse import quote, quote_plus
 
-    forms = [
-        text,
-        quote(text),
-        quote(text, safe=""),
-        quote_plus(text),
-        repr(text)[1:-1],
-        json.dumps(text)[1:-1],
-        text.replace("'", "\\'"),
-    ]
+    forms = [text, quote(text), quote(text, safe=""), quote_plus(text)]
+    forms += [repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "\\'")]
     if len(text) >= 8:
-        forms += [
-            b64encode(text.encode()).decode(),
-            *(line.strip() for line in text.splitlines() if len(line.strip()) >= 16 and "-----" not in line),
-        ]
+        forms.append(b64encode(text.encode()).decode())
+        forms += [line.strip() for line in text.splitlines() if len(line.strip()) >= 16 and "-----" not in line]
     _known.update(dict.fromkeys(forms))
 
 
@@ -176,12 +167,8 @@ def guard(visible: Callable[[str], str] = str) -> None:
     import warnings
 
     def show(kind: Any, error: Any, trace: Any) -> None:
-        print(
-            visible(masked("".join(traceback.format_exception(kind, error, trace)))),
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = visible(masked("".join(traceback.format_exception(kind, error, trace))))
+        print(text, end="", file=sys.stderr, flush=True)
 
     before = warnings.formatwarning
     sys.excepthook = show
@@ -242,20 +229,16 @@ def take_over(state: Mapping[str, Any]) -> None:
 def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool) -> Any:
     """As `seal`. `held`: below a name that holds secrets; `near`: beside an AWS access key id."""
     if isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        inside = held or (
-            key.count(".") > 0 and (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) or strength(key) == 2)
-        )
-        if isinstance(value, Mapping) and key.rsplit(".", 1)[-1].lower().endswith(("headers", "cookies")):
+        items = dict(value if isinstance(value, Mapping) else enumerate(value))
+        leaf = key.rsplit(".", 1)[-1].lower()
+        inside = held or ("." in key and (bool(HOLDERS.search(leaf)) or strength(key) == 2))
+        if isinstance(value, Mapping) and leaf.endswith(("headers", "cookies")):
             inside = False
-        beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for _, item in items)
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        sealed = {
-            name: item
-            if name in ("_target_", "_about_")
-            else _seal(item, f"{key}.{name}", read, held=inside, near=beside)
-            for name, item in items
-        }
+        beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for item in items.values())
+        sealed = dict(items)
+        for name, item in items.items():
+            if name not in ("_target_", "_about_"):
+                sealed[name] = _seal(item, f"{key}.{name}", read, held=inside, near=beside)
         return sealed if isinstance(value, Mapping) else list(sealed.values())
     if (
         not isinstance(value, str | int)

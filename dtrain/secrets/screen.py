@@ -97,11 +97,8 @@ def outlive_readers() -> None:
         if isinstance(old, io.TextIOWrapper):
             old.flush()
             raw = io.BufferedWriter(_Screen(old.fileno(), "w", closefd=False))
-            setattr(
-                sys,
-                name,
-                io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=old.line_buffering or name == "stderr"),
-            )
+            by_line = old.line_buffering or name == "stderr"
+            setattr(sys, name, io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=by_line))
 
 
 def _fill(number: int) -> None:

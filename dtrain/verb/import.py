@@ -33,11 +33,8 @@ def run(words: Sequence[str]) -> int:
         return 0
     to = options["to"]
     _write(to, recipe(ledger, silent, to))
-    screen.say(
-        screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain"),
-        *lists(ledger),
-        f"next  {command(ledger, to)}",
-    )
+    head = screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain")
+    screen.say(head, *lists(ledger), f"next  {command(ledger, to)}")
     return 0
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import starmap
+from operator import itemgetter
 
 from dtrain.compose import connect, provenance
 from dtrain.config.word import cut
@@ -42,12 +43,8 @@ def run(words: Sequence[str]) -> int:
     named = len(places) == 1 and places[0] in words
     entries = [entry for place in places for entry in _below(place, whole=not named)]
     if not entries:
-        raise StoreError.during(
-            "find runs in",
-            " ".join(places),
-            "there is no run. A run has a config.yaml",
-            "Type dtrain runs <folder or URL>",
-        )
+        cause, hint = "there is no run. A run has a config.yaml", "Type dtrain runs <folder or URL>"
+        raise StoreError.during("find runs in", " ".join(places), cause, hint)
     if act == "best":
         entries = [_best(entries, options)]
     elif "sort" in options:
@@ -138,12 +135,9 @@ def _sorted(entries: Sequence[Run], column: str) -> list[Run]:
     if key not in names:
         raise WordsError(f"sort={cut(column)}: there is no such column.{nearest(key, names)}")
     descending = column.startswith("-") != (runs.directions(entries).get(key) == "lowest")
-    ordered = sorted(
-        (entry for entry in entries if _rank(entry, key) is not None),
-        key=lambda entry: _rank(entry, key) or (0, 0.0, ""),
-        reverse=descending,
-    )
-    return [entry for entry in entries if _rank(entry, key) is None] + ordered
+    ranked = [(rank, entry) for entry in entries if (rank := _rank(entry, key)) is not None]
+    ranked.sort(key=itemgetter(0), reverse=descending)
+    return [entry for entry in entries if _rank(entry, key) is None] + [entry for _, entry in ranked]
 
 
 def _rank(entry: Run, key: str) -> tuple[int, float, str] | None:
@@ -213,9 +207,8 @@ def _remove(places: Sequence[str]) -> int:
             raise LeaseError(f"{cut(masked(place))} is being written by a run: {cut(who)}. Stop it, or wait for it.")
         entries += _below(place, whole=True)
     screen.say(table(entries))
-    screen.say(
-        f"Remove {'it' if len(entries) == 1 else f'these {len(entries)}'} with all checkpoints? Type yes: ", end=""
-    )
+    which = "it" if len(entries) == 1 else f"these {len(entries)}"
+    screen.say(f"Remove {which} with all checkpoints? Type yes: ", end="")
     if sys.stdin.readline().strip().lower() not in ("yes", "y"):
         screen.say("nothing was removed")
         return 1

@@ -92,15 +92,10 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
     """Run a few steps, and compare the metrics with those that the recipe expects."""
     small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
-    small = replace(
-        _quiet(small, store.join(plan.out, "verify", "small")),
-        stop_after=last,
-        others=(),
-        evaluate_samples=small.evaluate_samples,
-    )
-    small = replace(
-        small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0
-    )
+    held_out = any(name in expect.HELD_OUT for name in expect.asked(config.expect))
+    evaluation = {"evaluate_every": last * held_out, "evaluate_samples": small.evaluate_samples}
+    quiet = _quiet(small, store.join(plan.out, "verify", "small"))
+    small = replace(quiet, stop_after=last, others=(), **evaluation)
     here = expect.machine(detect())
     screen.say(f"expect     {last} steps on {small.world} rank(s), {here}")
     try:
@@ -240,10 +235,8 @@ def _judge(runs: Runs) -> dict[str, Any]:
 
     asked, one, again = map(runs.where, ("asked", "one", "again"))
     built = _events(asked)
-    rows, noise = (
-        parity.compare(asked, one, built["computed"], parts=runs.parts),
-        parity.compare(again, one, built["computed"]),
-    )
+    rows = parity.compare(asked, one, built["computed"], parts=runs.parts)
+    noise = parity.compare(again, one, built["computed"])
     first, unstable = parity.first_difference(rows), parity.first_difference(noise)
     record = parity.first(asked)
     drawn = record.drawn if record else []
@@ -255,14 +248,11 @@ def _judge(runs: Runs) -> dict[str, Any]:
         "drawn": drawn,
     }
     if unstable:
-        culprit = (
-            "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
-        )
-        sentence = (
-            f"two runs of one process differ from each other, {unstable}: {culprit} not deterministic. The mesh "
-            "is not to blame."
-        )
-        report["kinds"] = [("deterministic", sentence + runs.order())]
+        culprit = "the samples of the dataset are"
+        if not parity.random_data(one):
+            culprit = "the model (or its loss, or the data) is"
+        sentence = f"two runs of one process differ from each other, {unstable}: {culprit} not deterministic."
+        report["kinds"] = [("deterministic", f"{sentence} The mesh is not to blame.{runs.order()}")]
     elif first:
         report["kinds"] = list(_kinds(runs, drawn, built["computed"]))
     return report | built
@@ -275,14 +265,12 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
     asked, one = runs.where("asked"), runs.where("one")
     other = parity.other_sample(asked, one)
     if other:
-        yield (
-            "data",
-            (
-                f"sample {other[0]} differs between rank {other[1]} and one process: the dataset depends on the number "
-                "of calls, on a random generator shared by the samples, or on its rank. A sample must depend on its "
-                "index alone. The mesh is not to blame."
-            ),
+        sentence = (
+            f"sample {other[0]} differs between rank {other[1]} and one process: the dataset depends on the number "
+            "of calls, on a random generator shared by the samples, or on its rank. A sample must depend on its "
+            "index alone. The mesh is not to blame."
         )
+        yield "data", sentence
         return
     lost = False
     if runs.stop:
@@ -291,14 +279,12 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
     if not lost or runs.differ(asked, one, compute):
         yield _split(runs, asked, drawn, compute)
     if lost:
-        yield (
-            "resume",
-            (
-                f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the "
-                "model, the objective or the data keeps state that is not in the checkpoint, such as a plain attribute "
-                "or its own random generator."
-            ),
+        sentence = (
+            f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the "
+            "model, the objective or the data keeps state that is not in the checkpoint, such as a plain attribute "
+            "or its own random generator."
         )
+        yield "resume", sentence
 
 
 def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[str, str]:
@@ -311,22 +297,17 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
     if runs.micro == runs.whole:
         return "mesh", f"one process sees as many samples in a forward: {SPLIT}"
     runs.split()
+    small = f"one process with microbatch={runs.micro}"
     if not runs.differ(asked, runs.where("split"), compute, weights=False):
         return "microbatch", (
-            f"one process with microbatch={runs.micro} gives the numbers of the requested run: they depend on which "
-            "samples share a forward, as with batch norm, a mean over a microbatch, or a forward that mixes the "
-            "samples of its batch. The mesh is not to blame."
+            f"{small} gives the numbers of the requested run: they depend on which samples share a forward, as with "
+            "batch norm, a mean over a microbatch, or a forward that mixes the samples of its batch. The mesh is not "
+            "to blame."
         )
     if not runs.differ(runs.where("split"), runs.where("one"), compute, weights=False):
-        return (
-            "mesh",
-            f"one process with microbatch={runs.micro} gives the numbers of {runs.whole} at once: {SPLIT}",
-        )
-    return (
-        "both",
-        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples share a "
-        "forward, and on the mesh.",
-    )
+        return "mesh", f"{small} gives the numbers of {runs.whole} at once: {SPLIT}"
+    both = "the numbers depend on which samples share a forward, and on the mesh"
+    return "both", f"{small} agrees with neither: {both}."
 
 
 def _quiet(plan: Plan, out: str) -> Plan:

@@ -93,7 +93,7 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
     small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     held_out = any(name in expect.HELD_OUT for name in expect.asked(config.expect))
-    evaluation = {"evaluate_every": last * held_out, "evaluate_samples": small.evaluate_samples}
+    evaluation: dict[str, Any] = {"evaluate_every": last * held_out, "evaluate_samples": small.evaluate_samples}
     quiet = _quiet(small, store.join(plan.out, "verify", "small"))
     small = replace(quiet, stop_after=last, others=(), **evaluation)
     here = expect.machine(detect())

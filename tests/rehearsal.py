@@ -21,18 +21,20 @@ from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from pool import RankFailed, ranks
+from pool import RankFailed, prepare, ranks
 from pretended import NAME, Note, registered, rehearsed
 from small import plan
 
 from dtrain.backend import process_group
 from dtrain.data import stream
 from dtrain.lifecycle.watchdog import Watchdog
-from dtrain.loop.spike import LAG
+from dtrain.loop import spike
 from dtrain.planned import Plan
 from dtrain.train import train
 
-STEPS = LAG + 4
+LAG = 2
+"""Steps, instead of eight, after which the host learns of a spike: a step is slow on a device that is written in Python."""
+STEPS = LAG + 5
 FEW = ("data=synthetic", "batch=8", "log.every=1000", "checkpoint.every=1000", f"steps={STEPS}")
 """Nothing is due in the middle."""
 
@@ -50,8 +52,9 @@ class Gloo:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Of one rank: the loss of its last step, the notes of all, and the threads that have chosen its device."""
+    """Of one rank: its last step and the loss of it, the notes of all steps, and the threads that have chosen its device."""
 
+    step: int
     loss: float | None
     notes: list[Note]
     chosen_in: set[str]
@@ -59,7 +62,7 @@ class Rehearsed:
     @property
     def each_step(self) -> dict[str, float]:
         """Line without its number -> how often the host waited there in a step in which nothing is due."""
-        steady = range(4, STEPS - 1)
+        steady = range(STEPS - 3, STEPS - 1)
         found = Counter(note.where for note in self.notes if note.kind == "waits" and note.step in steady)
         return {where: count / len(steady) for where, count in found.items()}
 
@@ -98,6 +101,7 @@ def _clean() -> "subprocess.Popen[bytes]":
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what ranks print
+    prepare()
     while True:
         try:
             made, fault = pickle.load(sys.stdin.buffer)
@@ -121,8 +125,13 @@ def _rank(made: Plan, fault: "Fault | None") -> Rehearsed:
             device.step = step
             beat(self, step, seen)
 
-        with patch.object(Watchdog, "beat", counted), patch.object(stream, "BLOCK_STEPS", 2):
-            return Rehearsed(train(made).loss, device.notes, device.chosen_in)
+        with (
+            patch.object(Watchdog, "beat", counted),
+            patch.object(stream, "BLOCK_STEPS", 2),
+            patch.object(spike, "LAG", LAG),
+        ):
+            result = train(made)
+            return Rehearsed(result.step, result.loss, device.notes, device.chosen_in)
 
 
 @dataclass(frozen=True)

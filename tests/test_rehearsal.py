@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pool import RankFailed, ranks
-from rehearsal import FEW, Fault, Rehearsed, rehearse
+from rehearsal import FEW, STEPS, Fault, Rehearsed, rehearse
 from small import plan
 from torch.utils import backend_registration
 
@@ -57,6 +57,8 @@ def unexpected(found: list[Rehearsed], waits: dict[str, float]) -> list[str]:
     """Sentences; none when a GPU has nothing to say."""
     said = []
     for rank, each in enumerate(found):
+        if each.step != STEPS:
+            said.append(f"rank {rank} ends at step {each.step}")
         each_step = {where: count for where, count in each.each_step.items() if where != LAGGING}
         if each_step != waits:
             said.append(f"rank {rank} waits at {each_step}, expected {waits}")

@@ -5,7 +5,7 @@ import faulthandler
 import os
 import queue
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
@@ -70,7 +70,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             )
         _kept.pop(os.getpid(), None)
         join = partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world)
-        within(None, partial(join, timeout=datetime.timedelta(seconds=timeout), device_id=device))
+        join = partial(join, timeout=datetime.timedelta(seconds=timeout), device_id=device)
+        within(None, lambda: _meet(join, store, world))
         _kept[os.getpid()] = dist.group.WORLD
         try:
             yield
@@ -81,6 +82,16 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             _abort()
             raise
         dist.destroy_process_group()
+
+
+def _meet(join: Callable[[], None], store: Store, world: int) -> None:
+    """Join the group, and wait until all ranks have: of one that has left, who still connects would say that it
+    crashed.
+    """
+    join()
+    if store.add("joined", 1) == world:
+        store.set("all joined", "")
+    store.wait(["all joined"])
 
 
 def _abort() -> None:

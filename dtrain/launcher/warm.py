@@ -48,7 +48,9 @@ def load() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the stack of whatever lost its peer, beside the error
     os.environ.setdefault(BY_NVML, "1")
     with loading_torch():
-        import numpy.ma  # noqa: F401 # numpy.unique would import it, in every rank
+        import encodings.idna  # noqa: F401 # the first connection would import it, in every rank
+
+        import numpy.ma  # noqa: F401 # numpy.unique would
         import torch
         import torch._dynamo  # the first optimizer would
 

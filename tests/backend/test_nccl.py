@@ -225,7 +225,7 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
 
     def work(gpus: list[str]) -> str:
         try:
-            with process_group("gloo", timeout=20, gpu=gpus[int(os.environ["RANK"])]):
+            with process_group("gloo", timeout=5, gpu=gpus[int(os.environ["RANK"])]):
                 return "connected"
         except (PreflightError, RuntimeError) as error:
             return str(error)

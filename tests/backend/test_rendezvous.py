@@ -40,6 +40,25 @@ def test_a_lost_connection_to_the_store_is_tried_again() -> None:
     assert ranks(2, once_lost) == [(0, 2), (1, 2)]
 
 
+def test_nobody_leaves_a_group_that_another_rank_still_joins(tmp_path: Path) -> None:
+    """Whoever connects to a rank that has gone says that it crashed."""
+
+    def work() -> bool:
+        real = dist.init_process_group
+
+        def late(*arguments: Any, **options: Any) -> None:
+            real(*arguments, **options)
+            if os.environ["RANK"] == "1":
+                time.sleep(0.5)
+                (tmp_path / "joined").touch()
+
+        dist.init_process_group = late
+        with Gloo(timeout=30).open():
+            return (tmp_path / "joined").exists()
+
+    assert ranks(2, work) == [True, True]
+
+
 def test_who_opens_the_store_under_an_address_of_a_router_listens_at_all_of_its_own() -> None:
     """127.0.0.3 plays the router's, which leads here."""
 

@@ -1,11 +1,12 @@
 """A run of train.py's parts on forked ranks, from words: losses and norms of every step, the first gradients, the last weights."""
 
 import math
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
-from pool import ranks
+from pool import resident
 from small import plan, whole_of
 from torch import Tensor
 
@@ -24,9 +25,8 @@ COMMON = "batch=8 optim.eps=1e-5 optim.lr=1e-3 schedule=constant schedule.warmup
 def run(model: str, words: str, *, steps: int) -> dict[str, Any]:
     """Of the whole model: what the ranks hold is put together. All ranks must tell the same losses and norms."""
     asked = plan(*model.split(), *COMMON.split(), *words.split())
-    if not asked.model["_target_"].startswith("dtrain."):
-        import transformers.models.llama.modeling_llama  # noqa: F401 # 2 s, here once and not in every rank
-    told = ranks(asked.world, _rank, asked, steps, seconds=600)
+    _load()
+    told = resident(asked.world, _rank, asked, steps, seconds=600)
     for other in told[1:]:
         assert other["losses"] == told[0]["losses"], "ranks disagree about the loss"
         assert other["norms"] == told[0]["norms"], "ranks disagree about the norm"
@@ -34,6 +34,13 @@ def run(model: str, words: str, *, steps: int) -> dict[str, Any]:
     for part in ("gradients", "weights"):
         whole[part] = {name: tensor for rank in told for name, tensor in rank[part].items()}
     return whole
+
+
+@cache
+def _load() -> None:
+    """Here once, and not in every rank: 2 s."""
+    with suppress(ImportError):
+        import transformers.models.llama.modeling_llama  # noqa: F401
 
 
 @cache

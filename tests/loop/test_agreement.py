@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from reaching import parts, token_parts
 from small import STRATEGIES, few_steps, joined, on_mesh, plan
 from strategy.test_units import SHARDED
@@ -20,7 +20,7 @@ from dtrain.mesh import Mesh
 from dtrain.planned import MeshShape, PipelineShape, Plan
 from dtrain.train import train
 
-STEPS = 30
+STEPS = 10
 ALL = SHARDED | {"ddp": STRATEGIES["ddp"]}
 MODELS: dict[str, dict[str, Any]] = {
     "ways": parts("Ways"),
@@ -63,7 +63,7 @@ MORE = [
 
 @cache
 def reference(model: str) -> dict[str, Any]:
-    return ranks(1, lambda: few_steps(MODELS[model], {}, microbatch=8, steps=STEPS))[0]
+    return resident(1, partial(few_steps, MODELS[model], {}, microbatch=8, steps=STEPS))[0]
 
 
 def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
@@ -77,7 +77,7 @@ def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) ->
         steps=STEPS,
         pipeline=pipeline,
     )
-    runs, expected = ranks(shape.ranks, run), reference(model)
+    runs, expected = resident(shape.ranks, run), reference(model)
     got = joined(runs[:: shape.ranks // shape.pp]) if shape.pp > 1 else runs[0]
     assert max(abs(here - there) for here, there in zip(got["losses"], expected["losses"], strict=True)) < 2e-6
     for name, values in expected["weights"].items():

@@ -1,13 +1,13 @@
 """Stages run by a schedule: gradients of plain accumulation, whatever the schedule; and called without one, the outputs of the whole model."""
 
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, mesh_of, on_mesh, small_gpt, tokens
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ def shape_of(word: str, **changed: Any) -> PipelineShape:
 @cache
 def reference(uneven: bool) -> Any:
     parts = PARTS | {"model": GPT} | ({"data": UNEVEN} if uneven else {})
-    return ranks(1, lambda: few_steps(parts, {}, microbatch=8, steps=2))[0]
+    return resident(1, partial(few_steps, parts, {}, microbatch=8, steps=2))[0]
 
 
 def same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_every_schedule_is_plain_accumulation(word: str) -> None:
     """Microbatches with 0 to 9 targets that do not count: a mean of means is wrong."""
     parts = PIPED | {"data": UNEVEN}
-    run = joined(ranks(2, lambda: few_steps(parts, {"pp": 2}, microbatch=2, steps=2, pipeline=shape_of(word))))
+    run = joined(resident(2, partial(few_steps, parts, {"pp": 2}, microbatch=2, steps=2, pipeline=shape_of(word))))
     same_gradients(run["gradients"], reference(True)["gradients"])
     agree(run, reference(True))
 
@@ -66,7 +66,7 @@ def test_every_schedule_is_plain_accumulation(word: str) -> None:
 )
 def test_wherever_it_is_cut(changed: dict[str, Any]) -> None:
     run = joined(
-        ranks(2, lambda: few_steps(PIPED, {"pp": 2}, microbatch=2, steps=2, pipeline=PipelineShape(**changed)))
+        resident(2, partial(few_steps, PIPED, {"pp": 2}, microbatch=2, steps=2, pipeline=PipelineShape(**changed)))
     )
     same_gradients(run["gradients"], reference(False)["gradients"])
     agree(run, reference(False))
@@ -74,8 +74,8 @@ def test_wherever_it_is_cut(changed: dict[str, Any]) -> None:
 
 def test_beside_shards() -> None:
     parts = PIPED | {"data": UNEVEN, "strategy": STRATEGIES["fsdp"]}
-    runs = ranks(
-        4, lambda: few_steps(parts, {"pp": 2, "dp_shard": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))
+    runs = resident(
+        4, partial(few_steps, parts, {"pp": 2, "dp_shard": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))
     )
     agree(joined([runs[0], runs[2]]), reference(True))
 
@@ -84,9 +84,11 @@ def test_beside_shards() -> None:
 def test_beside_split_matrices(split: str) -> None:
     options = {name: "split" if name == split else "whole" for name in ("sequence", "loss")}
     parts = PIPED | {"data": UNEVEN}
-    runs = ranks(
+    runs = resident(
         4,
-        lambda: few_steps(parts, {"pp": 2, "tp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"), tensors=options),
+        partial(
+            few_steps, parts, {"pp": 2, "tp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"), tensors=options
+        ),
     )
     agree(joined([runs[0], runs[2]]), reference(True))
 
@@ -165,8 +167,8 @@ def test_inputs_by_name_and_logits_in_a_mapping() -> None:
         "objective": {"_target_": f"{__name__}.Mapped"},
         "data": UNEVEN,
     }
-    (expected,) = ranks(1, lambda: few_steps(parts | {"strategy": PARTS["strategy"]}, {}, microbatch=8, steps=2))
-    run = joined(ranks(2, lambda: few_steps(parts, {"pp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))))
+    (expected,) = resident(1, partial(few_steps, parts | {"strategy": PARTS["strategy"]}, {}, microbatch=8, steps=2))
+    run = joined(resident(2, partial(few_steps, parts, {"pp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))))
     agree(run, expected)
 
 

@@ -1,12 +1,13 @@
 """Tensor parallelism: matrices split as the table of the model says, and the numbers of one process."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, agree, few_steps, on_mesh, small_gpt, tokens
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -22,18 +23,18 @@ WHOLE = {"sequence": "whole", "loss": "whole"}
 @pytest.mark.parametrize("loss", ["whole", "split"])
 @pytest.mark.parametrize("sequence", ["whole", "split"])
 def test_two_ranks_are_one_process(sequence: str, loss: str) -> None:
-    (reference,) = ranks(1, lambda: few_steps(UNTIED, {}, steps=2))
+    (reference,) = resident(1, partial(few_steps, UNTIED, {}, steps=2))
     parts = UNTIED | {"strategy": STRATEGIES["ddp"]}
-    for run in ranks(2, lambda: few_steps(parts, {"tp": 2}, steps=2, tensors={"sequence": sequence, "loss": loss})):
+    for run in resident(2, partial(few_steps, parts, {"tp": 2}, steps=2, tensors={"sequence": sequence, "loss": loss})):
         agree(run, reference)
 
 
 def test_a_tied_weight_is_split_once() -> None:
     """And so are shards of what is split."""
-    (reference,) = ranks(1, lambda: few_steps(PARTS, {}, steps=2))
+    (reference,) = resident(1, partial(few_steps, PARTS, {}, steps=2))
     for strategy in ("ddp", "fsdp"):
         agree(
-            ranks(2, lambda s=strategy: few_steps(PARTS | {"strategy": STRATEGIES[s]}, {"tp": 2}, steps=2))[0],
+            resident(2, partial(few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {"tp": 2}, steps=2))[0],
             reference,
         )
 
@@ -47,8 +48,8 @@ def test_a_model_whose_table_depends_on_its_size(layers: int) -> None:
         "data": PARTS["data"] | {"task": "regression"},
         "objective": {"_target_": "dtrain.objective.regression.Regression"},
     }
-    (reference,) = ranks(1, lambda: few_steps(parts, {}, steps=2))
-    agree(ranks(2, lambda: few_steps(parts | {"strategy": STRATEGIES["ddp"]}, {"tp": 2}, steps=2))[0], reference)
+    (reference,) = resident(1, partial(few_steps, parts, {}, steps=2))
+    agree(resident(2, partial(few_steps, parts | {"strategy": STRATEGIES["ddp"]}, {"tp": 2}, steps=2))[0], reference)
 
 
 # what lies where

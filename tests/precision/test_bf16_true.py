@@ -1,10 +1,11 @@
 """Everything in bfloat16: half the memory at rest, losses near those of fp32 on every mesh."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, few_steps, joined, on_mesh
 
 from dtrain.build import build
@@ -54,7 +55,7 @@ def test_weights_gradients_and_optimizer_are_half_as_wide(mesh: str) -> None:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_losses_are_near_those_of_fp32(mesh: str) -> None:
     strategy, degrees = MESHES[mesh]
-    (full,) = ranks(1, lambda: few_steps(TRUE | {"precision": PARTS["precision"]}, {}, microbatch=2))
+    (full,) = resident(1, partial(few_steps, TRUE | {"precision": PARTS["precision"]}, {}, microbatch=2))
     runs = ranks(
         max(degrees.values()),
         lambda: few_steps(TRUE | {"strategy": strategy}, degrees, microbatch=2, pipeline=PipelineShape()),
@@ -72,6 +73,6 @@ def test_fractions_that_go_into_the_model_are_converted() -> None:
     }
     parts |= {"objective": {"_target_": "dtrain.objective.regression.Regression"}}
     (run,), (full,) = (
-        ranks(1, lambda p=p: few_steps(p, {}, steps=2)) for p in (parts, parts | {"precision": PARTS["precision"]})
+        resident(1, partial(few_steps, p, {}, steps=2)) for p in (parts, parts | {"precision": PARTS["precision"]})
     )
     assert run["losses"] == pytest.approx(full["losses"], rel=0.05)

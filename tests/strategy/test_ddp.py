@@ -1,11 +1,12 @@
 """ddp: the numbers of one process, gradients that cross ranks once per step."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
 
 from dtrain.build import build
@@ -21,13 +22,11 @@ DDP_PARTS = PARTS | {"strategy": STRATEGIES["ddp"]}
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
-    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 2):
-        for rank in ranks(
+        for rank in resident(
             2,
-            lambda microbatch=microbatch: few_steps(
-                DDP_PARTS | {"data": data}, {"dp_replicate": 2}, microbatch=microbatch
-            ),
+            partial(few_steps, DDP_PARTS | {"data": data}, {"dp_replicate": 2}, microbatch=microbatch),
         ):
             agree(rank, reference)
 
@@ -98,11 +97,16 @@ def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
 @pytest.mark.parametrize("degrees", [{"dp_replicate": 2, "tp": 2}, {"dp_replicate": 2, "pp": 2}], ids=["tp", "pp"])
 def test_copies_of_a_split_model_are_one_process(degrees: dict[str, int]) -> None:
     untied = PARTS | {"data": UNEVEN, "model": PARTS["model"] | {"tied": False}}
-    (reference,) = ranks(1, lambda: few_steps(untied, {}, microbatch=8, steps=2))
-    runs = ranks(
+    (reference,) = resident(1, partial(few_steps, untied, {}, microbatch=8, steps=2))
+    runs = resident(
         4,
-        lambda: few_steps(
-            untied | {"strategy": STRATEGIES["ddp"]}, degrees, microbatch=2, steps=2, pipeline=PipelineShape()
+        partial(
+            few_steps,
+            untied | {"strategy": STRATEGIES["ddp"]},
+            degrees,
+            microbatch=2,
+            steps=2,
+            pipeline=PipelineShape(),
         ),
     )
     agree(joined([runs[0], runs[2]]) if "pp" in degrees else runs[0], reference)

@@ -1,10 +1,11 @@
 """fsdp: the numbers of one process, each rank with its part of the weights, gradients that cross ranks once per step."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
 from torch.distributed.tensor import DTensor
 
@@ -20,7 +21,7 @@ FSDP_PARTS = PARTS | {"strategy": STRATEGIES["fsdp"]}
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
-    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for reshard, reduce, microbatch in (("forward", "last", 4), ("forward", "every", 1), ("never", "last", 2)):
         parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard, "reduce": reduce}}
         for rank in ranks(

@@ -1,6 +1,8 @@
 """hsdp: shards inside a node, replicas across, the numbers of one process."""
 
-from pool import ranks
+from functools import partial
+
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, agree, few_steps, on_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -16,11 +18,9 @@ HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 def test_four_ranks_are_one_process() -> None:
     (reference,) = ranks(1, few_steps, PARTS, {})
     for microbatch in (2, 1):
-        runs = ranks(
+        runs = resident(
             4,
-            lambda microbatch=microbatch: few_steps(
-                PARTS | {"strategy": STRATEGIES["fsdp"]}, HYBRID, microbatch=microbatch
-            ),
+            partial(few_steps, PARTS | {"strategy": STRATEGIES["fsdp"]}, HYBRID, microbatch=microbatch),
         )
         agree(runs[0], reference)
         assert all(run["weights"] == runs[0]["weights"] for run in runs)

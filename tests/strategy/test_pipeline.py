@@ -1,9 +1,10 @@
 """pipeline: each rank holds some layers; the numbers are those of one process, and beside it the data axes do as ddp does."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, UNEVEN, agree, few_steps, joined, on_mesh
 
 from dtrain.build import build
@@ -19,26 +20,24 @@ SHAPE = PipelineShape()
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_stages_are_one_process(data: dict[str, Any]) -> None:
-    (reference,) = ranks(1, lambda: few_steps(UNTIED | {"data": data}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, UNTIED | {"data": data}, {}, microbatch=8))
     parts = UNTIED | {"data": data, "strategy": PIPELINE}
     for microbatch in (4, 2):
-        runs = ranks(
-            2, lambda microbatch=microbatch: few_steps(parts, {"pp": 2}, microbatch=microbatch, pipeline=SHAPE)
-        )
+        runs = resident(2, partial(few_steps, parts, {"pp": 2}, microbatch=microbatch, pipeline=SHAPE))
         agree(joined(runs), reference)
 
 
 def test_two_pipelines_share_the_batch() -> None:
-    (reference,) = ranks(1, lambda: few_steps(UNTIED | {"data": UNEVEN}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, UNTIED | {"data": UNEVEN}, {}, microbatch=8))
     parts = UNTIED | {"data": UNEVEN, "strategy": PIPELINE}
-    runs = ranks(4, lambda: few_steps(parts, {"pp": 2, "dp_replicate": 2}, microbatch=2, pipeline=SHAPE))
+    runs = resident(4, partial(few_steps, parts, {"pp": 2, "dp_replicate": 2}, microbatch=2, pipeline=SHAPE))
     agree(joined([runs[0], runs[2]]), reference)
     assert [runs[0]["weights"], runs[2]["weights"]] == [runs[1]["weights"], runs[3]["weights"]], "copies stay equal"
 
 
 def test_a_pipeline_of_one_rank_is_ddp() -> None:
     (reference,) = ranks(1, few_steps, UNTIED, {})
-    for run in ranks(2, lambda: few_steps(UNTIED | {"strategy": PIPELINE}, {"dp_replicate": 2}, pipeline=SHAPE)):
+    for run in resident(2, partial(few_steps, UNTIED | {"strategy": PIPELINE}, {"dp_replicate": 2}, pipeline=SHAPE)):
         agree(run, reference)
 
 

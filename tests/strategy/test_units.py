@@ -1,10 +1,11 @@
 """Ranks that reach different parts of a sharded model: the numbers of one process, or a sentence before anything moves."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pool import RankFailed, ranks
+from pool import RankFailed, ranks, resident
 from reaching import parts
 from small import STRATEGIES, agree, few_steps, mesh_of
 from torch import nn
@@ -27,7 +28,7 @@ def test_weights_shared_by_two_blocks_and_blocks_that_are_never_called(strategy:
     (reference,) = ranks(1, few_steps, parts("Knotted"), {})
     for precision in ("fp32", "bf16") if strategy == "fsdp" else ("fp32",):
         changed = {"strategy": SHARDED[strategy], "precision": {"_target_": f"dtrain.precision.{precision}.build"}}
-        run = ranks(2, lambda changed=changed: few_steps(parts("Knotted", **changed), {"dp_shard": 2}, microbatch=2))[0]
+        run = resident(2, partial(few_steps, parts("Knotted", **changed), {"dp_shard": 2}, microbatch=2))[0]
         agree(run, reference, tolerance=1e-5 if precision == "fp32" else 3e-2)
 
 
@@ -56,7 +57,7 @@ def test_ranks_that_do_not_all_call_experts_are_stopped_by_their_names(unused: b
         RankFailed,
         match=r"strategy: rank \d .* where (rank \d|the first step) .*, but all ranks must call the experts that mesh\.ep splits",
     ) as error:
-        ranks(2, lambda: few_steps(parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8))
+        resident(2, partial(few_steps, parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8))
     assert "mixtures.1.experts" in str(error.value)
 
 

@@ -1,10 +1,11 @@
 """zero1: the numbers of one process; parameters are gathered once per step, gradients cross ranks once, optimizer state is in shards."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
 from torch.distributed.tensor import DTensor
 
@@ -19,7 +20,7 @@ WHOLE = sum(parameter.numel() for parameter in construct(PARTS["model"] | {"voca
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
-    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 2):
         parts = PARTS | {"data": data, "strategy": ZERO1}
         for rank in ranks(

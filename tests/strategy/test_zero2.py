@@ -1,9 +1,10 @@
 """zero2: the numbers of one process; gradients of every microbatch cross ranks, and a rank keeps the sum of its shard."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +18,7 @@ ZERO2 = {"_target_": "dtrain.strategy.zero2.build", "offload": "none"}
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
-    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 1):
         parts = PARTS | {"data": data, "strategy": ZERO2}
         for rank in ranks(

@@ -1,9 +1,10 @@
 """zero3: fsdp with reduce=every; parameters are gathered for the forward and once more for the backward, gradients stay in shards."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, Collectives, agree, few_steps, on_mesh, tokens
 
 from dtrain.build import build
@@ -18,11 +19,11 @@ EVERY = STRATEGIES["fsdp"] | {"reduce": "every"}
 @pytest.mark.parametrize("microbatch", [4, 2])
 def test_it_is_fsdp(microbatch: int) -> None:
     """Bit for bit; where parameters rest changes no more than the order of adding."""
-    reference, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": EVERY}, {"dp_shard": 2}, microbatch=microbatch))
-    run, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3}, {"dp_shard": 2}, microbatch=microbatch))
+    reference, *_ = resident(2, partial(few_steps, PARTS | {"strategy": EVERY}, {"dp_shard": 2}, microbatch=microbatch))
+    run, *_ = resident(2, partial(few_steps, PARTS | {"strategy": ZERO3}, {"dp_shard": 2}, microbatch=microbatch))
     assert run == reference
-    resting, *_ = ranks(
-        2, lambda: few_steps(PARTS | {"strategy": ZERO3 | {"offload": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch)
+    resting, *_ = resident(
+        2, partial(few_steps, PARTS | {"strategy": ZERO3 | {"offload": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch)
     )
     agree(resting, reference, tolerance=1e-6)
 

@@ -223,9 +223,8 @@ class Sharded:
             return {**copy.commit, "url": os.environ[MEMORY]}
         if self.damaged:  # a new start would remove checkpoints that may be repairable
             raise PreflightError(
-                f"no checkpoint under {self._out} can be read: {'; '.join(self.damaged[:3])}. "
-                f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the "
-                "beginning."
+                f"no checkpoint under {self._out} can be read: {'; '.join(self.damaged[:3])}. Type out=<another "
+                f"place>, or remove {store.join(self._out, 'checkpoints')} to start from the beginning."
             )
         if resume == "must":
             raise PreflightError(

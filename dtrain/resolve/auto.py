@@ -224,8 +224,7 @@ def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -
     if not fits:
         return (
             f"{best.words} needs the least memory, {need}, which is more than there is. Type a smaller batch or "
-            "microbatch, "
-            "remat=full, or more devices"
+            "microbatch, remat=full, or more devices"
         )
     if layouts[0].seconds < best.seconds:
         return f"{best.words}, {need}; {layouts[0].words} would be faster and need {_bytes(layouts[0].peak)}"

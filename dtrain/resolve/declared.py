@@ -111,9 +111,8 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     text = file.read_text()
     if mesh.tp > 1 and "tp_plan" not in text and _knows_its_modules(text):
         yield (
-            f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. "
-            "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or "
-            "leave mesh.tp out."
+            f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. Give the class a table such as tp_plan = "
+            "{'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or leave mesh.tp out."
         )
     if (
         mesh.pp > 1
@@ -121,9 +120,8 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
         and _knows_its_modules(text)
     ):
         yield (
-            f"mesh.pp={mesh.pp}: {target} does not say where it may be cut. "
-            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order "
-            "they run."
+            f"mesh.pp={mesh.pp}: {target} does not say where it may be cut. Give the class a table such as pipeline = "
+            "('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
         )
     forward = next(
         (entry.args for entry in statement.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None

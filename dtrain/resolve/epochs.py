@@ -32,8 +32,7 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
         )
         raise WordsError(
             f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it "
-            "has. "
-            f"Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
+            f"has. Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
         )
     count = math.ceil(config.epochs * length / batch)
     draft["why"]["steps"] = f"{count} (auto: epochs={config.epochs:g} of {length} samples, {batch} a step)"

@@ -112,8 +112,7 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     ):
         problems.append(
             f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, "
-            "which differs from mesh to mesh, and "
-            f"{subject} may depend on it. Type data.length=<the longest row>."
+            f"which differs from mesh to mesh, and {subject} may depend on it. Type data.length=<the longest row>."
         )
     if problems:
         raise WordsError(*problems)

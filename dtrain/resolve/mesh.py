@@ -46,15 +46,13 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         enough = f"devices={-(-max(1, taken) // nodes)}"
         raise WordsError(
             f"mesh: {product or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            "Type "
-            f"{' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
+            f"Type {' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
-            f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "
-            f"It needs at least 2 x 2: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or "
-            "strategy=fsdp."
+            f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. It needs at "
+            f"least 2 x 2: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
         )
     if facts.get("holds") == "copies" and shape.dp_shard > 1:
         word = "ddp" if name == "auto" else name

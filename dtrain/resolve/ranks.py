@@ -73,9 +73,8 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         )
     if cluster.external and cluster.external.world > 1 and where == "here":
         raise WordsError(
-            f"launcher={word}: this process is one of {cluster.external.world} ranks already, "
-            "each would train the whole run. "
-            "Leave launcher out."
+            f"launcher={word}: this process is one of {cluster.external.world} ranks already, each would train the "
+            "whole run. Leave launcher out."
         )
     if cluster.external and cluster.external.one_store and draft["elastic"]:
         raise WordsError(

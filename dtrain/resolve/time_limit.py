@@ -15,8 +15,7 @@ def clock(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     if limit is not None and limit <= config.grace:
         raise WordsError(
             f"time_limit={config.time_limit} must be longer than grace={config.grace:g}, the seconds reserved for the "
-            "save. "
-            f"Type time_limit={config.grace + 60:g}, or a smaller grace."
+            f"save. Type time_limit={config.grace + 60:g}, or a smaller grace."
         )
     return {"time_limit": limit, "grace": float(config.grace)}
 

@@ -110,11 +110,10 @@ def dispute(newest: Attempt, rival: Attempt) -> str:
     """The error sentence for two checkpoints that could each be the newest."""
     return (
         f"two checkpoints claim to be the newest: step {rival.step} ({rival.url}) has done more steps, step "
-        f"{newest.step} ({newest.url}) was written "
-        f"by a later run (number {newest.lease} after {rival.lease}). They come from two runs, or were copied. To go "
-        f"on from step {newest.step}, remove "
-        f"{rival.url}. To go on from step {rival.step}, copy that folder to checkpoints/{rival.url.split('/')[-2]}/ "
-        "of another place and type out=<that place>"
+        f"{newest.step} ({newest.url}) was written by a later run (number {newest.lease} after {rival.lease}). They "
+        f"come from two runs, or were copied. To go on from step {newest.step}, remove {rival.url}. To go on from step "
+        f"{rival.step}, copy that folder to checkpoints/{rival.url.split('/')[-2]}/ of another place and type "
+        "out=<that place>"
     )
 
 

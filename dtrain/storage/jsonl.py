@@ -202,8 +202,7 @@ class Journal:
             self._trouble = str(error) if isinstance(error, StoreError) else explain(error, str(self._path)).sentence
             self.warnings.append(
                 f"{self.name} cannot be written, training goes on: {self._trouble}. Its newest rows, up to "
-                f"{KEPT_BYTES >> 20} MiB, are kept in memory "
-                "and written when that is possible again"
+                f"{KEPT_BYTES >> 20} MiB, are kept in memory and written when that is possible again"
             )
 
     def _recovered(self) -> None:

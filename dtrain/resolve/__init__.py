@@ -1,12 +1,13 @@
 """resolve(config, cluster) -> Plan: a pure function, without torch, network or process group.
 
 Every rule that spans fields is one small function in the tuple RULES. A rule takes the config, the cluster and the
-draft of earlier decisions; it returns the fields it decides, or raises WordsError. A rule that reads a field whose own
-rule failed is skipped, so the user sees every mistake once, without its consequences.
+draft of earlier decisions. It returns the fields it decides, or raises WordsError; a rule that only checks yields a
+sentence for each problem. A rule that reads a field whose own rule failed is skipped, so the user sees every mistake
+once, without its consequences.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from dtrain.resolve import (
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
-Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
+Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any] | Iterable[str]]
 
 
 class Draft(dict[str, Any]):
@@ -97,20 +98,14 @@ def _resolve(config: Config, cluster: Cluster) -> Plan:
     config, cluster = own.stated(config), machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _plan_on(most, config, cluster)
-    plans = []
+    others = list[Plan]()
     for nodes in fewer:
         try:
-            plans.append(
-                replace(
-                    _plan_on_fewer(nodes, first, config, cluster),
-                    out=first.out,
-                    launcher=first.launcher,
-                    threads=first.threads,
-                )
-            )
+            plan = _plan_on_fewer(nodes, first, config, cluster)
         except WordsError as error:  # report the first count that fails: a bad range of nodes is one mistake
             raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
-    return replace(first, others=tuple(plans))
+        others.append(replace(plan, out=first.out, launcher=first.launcher, threads=first.threads))
+    return replace(first, others=tuple(others))
 
 
 def _plan_on_fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
@@ -141,7 +136,11 @@ def _plan_on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
     known, problems = values.without(config, wrong), list[str]()
     for rule in RULES:
         try:
-            draft.update(rule(known, cluster, draft))
+            outcome = rule(known, cluster, draft)
+            if isinstance(outcome, Mapping):
+                draft.update(outcome)
+            else:
+                problems += list(outcome)  # all or none, should the rule need a field that was not decided
         except WordsError as error:
             problems.extend(error.problems)
         except Undecided:

@@ -4,19 +4,20 @@ communication and waiting.
 Data-parallel axes come first; the model itself is split only if they alone do not fit.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.facts import Part, about
+from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.planned import BatchShape, MeshShape, PipelineShape
+from dtrain.planned import MeshShape, PipelineShape, Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
-from dtrain.predict.memory import Memory, memory
+from dtrain.predict.memory import memory
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.work import work
@@ -35,50 +36,29 @@ VOCABULARY = 50257
 
 @dataclass(frozen=True)
 class Layout:
-    """A candidate layout, with the fields of a Plan that predictions read; `seconds`: predicted time per step."""
+    """A candidate layout. `plan`: its fields that predictions read, others are None; `seconds`: predicted time per
+    step.
+    """
 
     mode: str
-    seconds: float
+    plan: Plan
     shapes: Shapes
-    device: str
-    mesh: MeshShape
-    pipeline: PipelineShape
-    tensor: Mapping[str, Any]
-    context: Mapping[str, Any]
-    batch: BatchShape
-    ema: float | None
-    strategy: Part
-    precision: Part
-    remat: Part
-    compile: Part
-    model: Part
-    data: Part
-    objective: Part
-    optim: Part
-    checkpoint: Part
+    seconds: float = 0.0
 
     @cached_property
-    def memory(self) -> Memory:
-        return memory(self, self.shapes)
-
-    @property
     def peak(self) -> int:
         """Peak bytes on the fullest rank."""
-        return self.memory.peak
+        return memory(self.plan, self.shapes).peak
+
+    @property
+    def split(self) -> dict[str, int]:
+        """The axes that split the model -> their degrees."""
+        return {axis: getattr(self.plan.mesh, axis) for axis in ("pp", "tp") if getattr(self.plan.mesh, axis) > 1}
 
     @property
     def words(self) -> str:
-        return " ".join(
-            [
-                f"strategy={self.mode}",
-                *(f"mesh.{axis}={getattr(self.mesh, axis)}" for axis in ("pp", "tp") if getattr(self.mesh, axis) > 1),
-                f"microbatch={self.batch.microbatch}",
-            ]
-        )
-
-    @property
-    def kind(self) -> tuple[str, int, int]:
-        return self.mode, self.mesh.tp, self.mesh.pp
+        degrees = (f"mesh.{axis}={degree}" for axis, degree in self.split.items())
+        return " ".join([f"strategy={self.mode}", *degrees, f"microbatch={self.plan.batch.microbatch}"])
 
 
 def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -88,35 +68,29 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
         return {"strategy": choose(config, "strategy", "", draft["why"], "")}
     modes = _modes(config)
     seeds = [] if ranks == 1 else _seeds(config, cluster, draft, modes)
-    if not seeds:
-        word, reason = (
-            ("single", "one rank")
-            if ranks == 1
-            else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
-        )
-        return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
-    budget = (
-        cluster.memory
-        * USABLE
-        / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
-    )
     layouts = sorted(_layouts(config, cluster, draft, seeds), key=lambda layout: layout.seconds)
-    simple = [
-        layout
-        for layout in layouts
-        if layout.mesh.tp == (config.mesh.tp or 1) and layout.mesh.pp == (config.mesh.pp or 1)
-    ]
-    if not simple:  # other words are wrong; later rules report them
-        return {"strategy": choose(config, "strategy", "ddp", draft["why"], f"{ranks} ranks")}
-    fits = next((layout for some in (simple, layouts) for layout in some if layout.peak <= budget), None)
-    best = fits or min(layouts, key=lambda layout: layout.peak)
-    draft["layout"] = {axis: getattr(best.mesh, axis) for axis in ("tp", "pp") if getattr(best.mesh, axis) > 1}
-    draft["microbatch"] = best.batch.microbatch
-    return {
-        "strategy": choose(
-            config, "strategy", best.mode, draft["why"], _reason(best, layouts, budget, fits=fits is not None)
-        )
-    }
+    degrees = config.mesh.tp or 1, config.mesh.pp or 1
+    simple = [layout for layout in layouts if (layout.plan.mesh.tp, layout.plan.mesh.pp) == degrees]
+    if ranks == 1:
+        word, reason = "single", "one rank"
+    elif not seeds:
+        word, reason = "ddp", f"{ranks} ranks, and the model's size is not known before it is built"
+    elif not simple:  # other words are wrong; later rules report them
+        word, reason = "ddp", f"{ranks} ranks"
+    else:
+        budget = _budget(cluster, draft)
+        fits = next((layout for some in (simple, layouts) for layout in some if layout.peak <= budget), None)
+        best = fits or min(layouts, key=lambda layout: layout.peak)
+        draft["layout"] = best.split
+        draft["microbatch"] = best.plan.batch.microbatch
+        word, reason = best.mode, _reason(best, layouts, budget, fits=fits is not None)
+    return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
+
+
+def _budget(cluster: Cluster, draft: Mapping[str, Any]) -> float:
+    """Bytes that a rank may use; without a GPU, the ranks of a host share its memory."""
+    shared: int = draft["devices"] * (1 if cluster.external else draft["nodes"])
+    return cluster.memory * USABLE / (1 if draft["device"] == "cuda" else shared)
 
 
 def _modes(config: Config) -> list[str]:
@@ -127,57 +101,50 @@ def _modes(config: Config) -> list[str]:
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Sequence[str]) -> list[Layout]:
     """One layout per mode on one rank, with the shapes of the model; empty if its shapes cannot be known here."""
-    trial, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
+    trial: dict[str, Any] = dict.fromkeys(field.name for field in fields(Plan)) | {"why": {}}
+    trial |= {name: draft[name] for name in ("nodes", "devices", "device", "compile", "precision")}
     try:
         trial |= fit.objective(config, cluster, trial)
-        data, model = fit.synthetic(config, cluster, trial)["data"], dict(config.model)
-        if model.get("vocab") == "auto" and formulas.facts_of(data).get("vocab") is None:
-            model["vocab"] = VOCABULARY
-        seed = Layout(
-            modes[0], 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1),
-            PipelineShape(), vars(config.tensor),
-            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"],
-            precision=draft["precision"], model=model, data=data,
-            objective=trial["objective"], strategy=config.options["strategy"][modes[0]],
-                **{group: dict(getattr(config, group)) for group in groups},
-        )  # fmt: skip
-        seeds = [replace(seed, mode=mode, strategy=config.options["strategy"][mode]) for mode in modes]
-        shapes = [formulas.shapes(seed) for seed in seeds]
+        trial |= fit.synthetic(config, cluster, trial)
+        trial |= {group: dict(getattr(config, group)) for group in ("model", "remat", "optim", "checkpoint")}
+        trial |= {"tensor": vars(config.tensor), "context": vars(config.context), "ema": config.ema}
+        trial |= {"mesh": MeshShape(cp=config.mesh.cp or 1), "pipeline": PipelineShape()}
+        if trial["model"].get("vocab") == "auto" and formulas.facts_of(trial["data"]).get("vocab") is None:
+            trial["model"]["vocab"] = VOCABULARY
+        plans = {mode: Plan(**{**trial, "strategy": config.options["strategy"][mode]}) for mode in modes}
+        shapes = {mode: formulas.shapes(plan) for mode, plan in plans.items()}
     except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
         return []
-    return [replace(seed, shapes=each) for seed, each in zip(seeds, shapes, strict=True) if each is not None]
+    return [Layout(mode, plans[mode], each) for mode, each in shapes.items() if each is not None]
 
 
 def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: list[Layout]) -> Iterator[Layout]:
     """Every valid layout that respects the user's mesh degrees and microbatch."""
     ranks, asked = draft["nodes"] * draft["devices"], config.mesh
-    for tp in _degrees(asked.tp, draft["devices"]):
-        for pp in _degrees(asked.pp, ranks):
-            taken = tp * pp * (asked.cp or 1)
-            if ranks % taken or (pp > max(1, seeds[0].shapes.listed) and not asked.pp):
-                continue
-            for seed in seeds if ranks > taken else seeds[:1]:
-                for micro in _microbatches(config, ranks // taken, pp):
-                    trial = {
-                        **draft,
-                        "strategy": seed.strategy,
-                        "layout": {"tp": tp, "pp": pp},
-                        "microbatch": micro,
-                    }
-                    decided = _decided(config, cluster, trial)
-                    if decided:
-                        layout = replace(seed, **decided)
-                        yield replace(layout, seconds=_seconds(layout, draft))
+    blocks = max([1, *(seed.shapes.listed for seed in seeds)])
+    for tp, pp in itertools.product(_degrees(asked.tp, draft["devices"]), _degrees(asked.pp, ranks)):
+        split = tp * pp * (asked.cp or 1)
+        if ranks % split or (pp > blocks and not asked.pp):
+            continue
+        for seed in seeds if ranks > split else seeds[:1]:
+            for micro in _microbatches(config, ranks // split, pp):
+                degrees = {"tp": tp, "pp": pp}
+                trial = {**draft, "strategy": seed.plan.strategy, "layout": degrees, "microbatch": micro}
+                plan = _planned(config, cluster, seed.plan, trial)
+                if plan:
+                    yield replace(seed, plan=plan, seconds=_seconds(plan, seed.shapes))
 
 
-def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[str, Any]:
-    """Fields that later rules decide for this trial; empty if one of them refuses it."""
+def _planned(config: Config, cluster: Cluster, plan: Plan, trial: dict[str, Any]) -> Plan | None:
+    """`plan` with what later rules decide for this trial; None if one of them refuses it."""
     try:
-        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, model_axes.model):
-            trial.update(rule(config, cluster, trial))
+        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic):
+            trial |= rule(config, cluster, trial)
     except WordsError:
-        return {}
-    return {name: trial[name] for name in ("strategy", "mesh", "pipeline", "batch")} if "batch" in trial else {}
+        return None
+    if any(model_axes.model(config, cluster, trial)):
+        return None
+    return replace(plan, **{name: trial[name] for name in ("strategy", "mesh", "pipeline", "batch")})
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
@@ -196,16 +163,16 @@ def _degrees(asked: int | None, most: int) -> Sequence[int]:
     return [asked] if asked else mesh.divisors(most)
 
 
-def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
+def _seconds(plan: Plan, shapes: Shapes) -> float:
     """Predicted seconds per step: compute, the pipeline bubble, communication that does not overlap with two thirds of
     the compute, and the latency of each collective.
     """
-    shape, shapes, batches, holding = layout.mesh, layout.shapes, layout.batch.accumulate, holding_of(layout)
-    rate, near, far, wait = SPEED[draft["device"]]
-    slow, numbers, several = far if draft["nodes"] > 1 else near, types_of(layout).param, shape.batch > 1
+    shape, batches, holding = plan.mesh, plan.batch.accumulate, holding_of(plan)
+    rate, near, far, wait = SPEED[plan.device]
+    slow, numbers, several = far if plan.nodes > 1 else near, types_of(plan).param, shape.batch > 1
     part, blocks = shapes.parameters / (shape.tp * shape.pp), shapes.listed / shape.pp
-    width = max(block.passes for block in shapes.blocks) / shape.cp * layout.batch.local
-    compute = work(layout, shapes).total / shape.ranks / rate
+    width = max(block.passes for block in shapes.blocks) / shape.cp * plan.batch.local
+    compute = work(plan, shapes).total / shape.ranks / rate
     sent = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if holding.frees else 2) / slow
     split = 8 * numbers * blocks * width * (1 - 1 / shape.tp) / near
     handed = 2 * numbers * width * (shape.pp > 1) / slow
@@ -228,10 +195,11 @@ def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -
         )
     if layouts[0].seconds < best.seconds:
         return f"{best.words}, {need}; {layouts[0].words} would be faster and need {_bytes(layouts[0].peak)}"
-    other = next((layout for layout in layouts if layout.kind != best.kind and layout.peak <= budget), None)
-    return f"{best.words}, {need}" + (
-        f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else ""
-    )
+    kind = best.mode, best.split
+    other = next((one for one in layouts if (one.mode, one.split) != kind and one.peak <= budget), None)
+    if other is None:
+        return f"{best.words}, {need}"
+    return f"{best.words}, {need}; next is {other.words}, {other.seconds / best.seconds:.2f}x the time"
 
 
 def _bytes(count: float) -> str:

@@ -11,73 +11,63 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
-from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
 from dtrain.resolve.unknown import UNKNOWN
 
 
-def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check the arguments of each word against each other."""
-    problems = [
-        problem for group in GROUPS if group not in LISTS for problem in _divided(group, getattr(config, group))
-    ]
-    if problems:
-        raise WordsError(*problems)
-    return {}
+    for group in GROUPS:
+        part = getattr(config, group)
+        if group not in LISTS and part is not UNKNOWN:
+            yield from _sizes_of(group, part)
 
 
-def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check the model against the data."""
-    part, given = config.model, draft["data"]
-    vocab = given.get("vocab") if about(part).get("takes") == "tokens" else None
-    if given.get("tokenizer") == "bytes":
+    part, source = config.model, draft["data"]
+    vocab = source.get("vocab") if about(part).get("takes") == "tokens" else None
+    if source.get("tokenizer") == "bytes":
         vocab = 256
-    problems = []
     if isinstance(part.get("vocab"), int) and isinstance(vocab, int) and part["vocab"] < vocab:
-        problems.append(f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto.")
-    made, stated = about(given).get("gives") == "any", dataset(given.get("dataset"))
+        yield f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto."
+    made, stated = about(source).get("gives") == "any", dataset(source.get("dataset"))
     if stated:
-        problems += _stated(config, stated, alike=bool(about(draft["objective"]).get("alike")))
+        yield from _stated(config, stated, alike=bool(about(draft["objective"]).get("alike")))
     if made and about(part).get("takes") in ("image", "features"):
-        problems += _shapes(part, given)
-    whole = given.get("inputs") if made else None
-    if not made and not given.get("inputs"):
-        whole = stated.get("inputs")
-    shape = whole if part.get("inputs") == "auto" else part.get("inputs")
+        yield from _shapes(part, source)
+    shape = part.get("inputs")
+    if shape == "auto" and made:
+        shape = source.get("inputs")
+    elif shape == "auto" and not source.get("inputs"):
+        shape = stated.get("inputs")
     if about(part).get("halves") and isinstance(shape, list) and len(shape) == 3:
-        problems += _reduced(part, shape)
-    if problems:
-        raise WordsError(*problems)
-    return {}
+        yield from _reduced(part, shape)
 
 
-def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Refuse contradictory words, and words on the command line that nothing reads."""
     typed = {key for key, source in config.sources.items() if source == "command line"}
-    problems = []
     if config.resume == "must" and config.init is not None:
-        problems.append(
+        yield (
             f"resume=must continues with the weights of this run, but init={config.init} starts from others. "
             "Type resume=auto, or leave init out."
         )
     if config.fork is not None:
-        problems += _fork(config)
+        yield from _fork(config)
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
-        problems.append(
+        yield (
             f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type "
             f"stop_after={draft['steps']}, or more steps."
         )
     for name in ("warmup", "decay"):
         length: Any = config.schedule.get(name)
         if f"schedule.{name}" in typed and isinstance(length, int | float) and length > draft["steps"]:
-            problems.append(
+            yield (
                 f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a "
                 "tenth of the run."
             )
-    problems += _unread(config, typed)
-    if problems:
-        raise WordsError(*problems)
-    return {}
+    yield from _unread(config, typed)
 
 
 def _fork(config: Config) -> Iterable[str]:
@@ -94,9 +84,7 @@ def _fork(config: Config) -> Iterable[str]:
         )
 
 
-def _divided(group: str, part: Any) -> Iterable[str]:
-    if part is UNKNOWN:
-        return
+def _sizes_of(group: str, part: Any) -> Iterable[str]:
     for name, factors in about(part).get("multiples", {}).items():
         sizes = {str(factor): part.get(factor) if isinstance(factor, str) else factor for factor in factors}
         whole = math.prod(size for size in sizes.values() if isinstance(size, int))
@@ -105,32 +93,27 @@ def _divided(group: str, part: Any) -> Iterable[str]:
             product = " x ".join(
                 f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items()
             )
-            yield (
-                f"{group}.{name}={size} is no multiple of {product}. Type "
-                f"{group}.{name}={max(1, round(size / whole)) * whole}."
-            )
+            near = max(1, round(size / whole)) * whole
+            yield f"{group}.{name}={size} is no multiple of {product}. Type {group}.{name}={near}."
     for name, most in about(part).get("at_most", {}).items():
         size, limit = part.get(name), part.get(most)
         if isinstance(size, int) and isinstance(limit, int) and size > limit:
             yield f"{group}.{name}={size} is more than {group}.{most}={limit}. Type {group}.{name}={limit}."
 
 
-def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
+def _shapes(part: Mapping[str, Any], source: Mapping[str, Any]) -> Iterable[str]:
     """Check the model against synthetic data, whose shapes the config sets."""
-    wanted, have = part.get("inputs"), given.get("inputs")
+    wanted, have = part.get("inputs"), source.get("inputs")
     if isinstance(have, list) and about(part).get("takes") == "image" and len(have) != 3:
         yield f"data.inputs={have}: the model takes images. Type data.inputs=[1,8,8]."
     elif isinstance(have, list) and wanted not in (None, "auto"):
         numbers = math.prod(wanted) if isinstance(wanted, list) else wanted
         if math.prod(have) != numbers:
             yield f"model.inputs={wanted}: a sample of the data has the shape {have}. Type model.inputs=auto."
-    outputs, classes = part.get("outputs"), given.get("outputs")
-    few = (
-        isinstance(outputs, int)
-        and isinstance(classes, int)
-        and (outputs < classes or (given["task"] == "regression" and outputs != classes))
-    )
-    if few:
+    outputs, classes = part.get("outputs"), source.get("outputs")
+    if not isinstance(outputs, int) or not isinstance(classes, int):
+        return
+    if outputs < classes or (source["task"] == "regression" and outputs != classes):
         yield f"model.outputs={outputs}: the data has {classes}. Type model.outputs=auto."
 
 
@@ -147,15 +130,9 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
         if takes and isinstance(part.get(name), int) and part[name] < (asked or classes):
             yield f"model.{name}={part[name]}: the data has {asked or classes}. Type model.{name}=auto."
     gives = part["outputs"] if isinstance(part.get("outputs"), int) else asked or classes
-    if (
-        alike
-        and takes
-        and gives
-        and "targets" in stated
-        and config.data.get("targets") in (None, 1)
-        and gives != math.prod(stated["targets"])
-    ):
-        count = math.prod(stated["targets"])
+    count = math.prod(stated.get("targets", ()))
+    known = "targets" in stated and config.data.get("targets") in (None, 1)
+    if alike and takes and gives and known and gives != count:
         yield (
             f"objective={config.choices['objective']}: the model outputs {gives} numbers, but a target of the data "
             f"has {count}. Type data.outputs={count}, or objective=classification."
@@ -174,29 +151,24 @@ def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
     for stage in range(part["stages"]):
         channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]
         if channels // math.gcd(channels, 8) * math.prod(sides) < 2:
+            instead = f"model.stages={stage}, or model.width={8 * part['width']}."
+            if not stage:
+                instead = f"model.width={16 * part['width']}, or larger images."
             yield (
                 f"model.stages={part['stages']} model.width={part['width']}: stage {stage + 1} has one number "
-                f"per group of channels of an image {shape}, which group norm makes zero. Type "
-                + (
-                    f"model.stages={stage}, or model.width={8 * part['width']}."
-                    if stage
-                    else f"model.width={16 * part['width']}, or larger images."
-                )
+                f"per group of channels of an image {shape}, which group norm makes zero. Type {instead}"
             )
             return
 
 
 def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     spikes = config.on_spike != "stop" or config.spike.sigma not in ("auto", None)
-    text = bool(about(config.data).get("text"))
-    for key, read, hint in (
-        *(
-            (key, False, "Type -m for a sweep" + ", out=<folder> for a run" * (key == "sweep.out"))
-            for key in ALLOWED
-            if key.startswith("sweep.")
-        ),
-        ("spike.window", spikes, "Type on_spike=skip or spike.sigma=6 as well"),
-        *((f"generate.{name}", text, "Type data=text") for name in ("prompt", "tokens", "temperature")),
-    ):
-        if key in typed and not read:
+    hints = dict.fromkeys((key for key in ALLOWED if key.startswith("sweep.")), "Type -m for a sweep")
+    hints["sweep.out"] += ", out=<folder> for a run"
+    if not spikes:
+        hints["spike.window"] = "Type on_spike=skip or spike.sigma=6 as well"
+    if not about(config.data).get("text"):
+        hints |= {f"generate.{name}": "Type data=text" for name in ("prompt", "tokens", "temperature")}
+    for key, hint in hints.items():
+        if key in typed:
             yield f"{key}: nothing in this run reads it. {hint}, or leave {key} out."

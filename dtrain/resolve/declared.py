@@ -6,7 +6,6 @@ devices=2 mesh.tp=2`.
 """
 
 import ast
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import files
 from dtrain.config.schema import Config
-from dtrain.errors import WordsError
 from dtrain.planned import MeshShape
-from dtrain.resolve.mesh import nearest_divisors
+from dtrain.resolve.mesh import undivided
 from dtrain.resolve.signature import class_of, lineage
 from dtrain.resolve.source import assigned, literal
 
@@ -25,16 +23,12 @@ HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_pr
 """Last part of a name in the tensor-parallel plan of a Hugging Face config -> the size that tp must divide."""
 
 
-def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for each mesh axis that, according to its source, cannot split a user's own model."""
+def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check each mesh axis against what the source of a user's own model says that can be split."""
     mesh, part = draft["mesh"], config.model
-    problems = list[str]()
     if config.choices["model"] is None and isinstance(part.get("_target_"), str):
-        problems += _own(mesh, part["_target_"])
-        problems += _hugging_face(mesh, part.get("config"))
-    if problems:
-        raise WordsError(*problems)
-    return {}
+        yield from _own(mesh, part["_target_"])
+        yield from _hugging_face(mesh, part.get("config"))
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
@@ -45,21 +39,19 @@ def dataset(part: Any) -> Mapping[str, Any]:
     target = part["_target_"] if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else ""
     statements = [statement for _, statement in lineage(target)]
     classes, about = _inherited(statements, "classes"), _inherited(statements, "about")
-    count, stated = (
-        len(classes) if isinstance(classes, list | tuple) else classes,
-        about if isinstance(about, dict) else {},
-    )
-    stores = [
-        node
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    ]
-    changed = any(node.attr == "classes" for node in stores)
-    facts: dict[str, Any] = {"outputs": count} if type(count) is int and count > 0 and not changed else {}
-    shapes = {name: stated[name] for name in ("inputs", "targets") if isinstance(stated.get(name), list | tuple)}
-    facts |= {"samples": stated["samples"]} if type(stated.get("samples")) is int and stated["samples"] > 0 else {}
-    return facts | {name: list(shape) for name, shape in shapes.items() if all(type(size) is int for size in shape)}
+    count = len(classes) if isinstance(classes, list | tuple) else classes
+    stated = about if isinstance(about, dict) else {}
+    nodes = (node for statement in statements for node in ast.walk(statement))
+    stores = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    counts = {"samples": stated.get("samples")}
+    if not any(node.attr == "classes" for node in stores):
+        counts["outputs"] = count
+    facts: dict[str, Any] = {name: number for name, number in counts.items() if type(number) is int and number > 0}
+    for name in ("inputs", "targets"):
+        shape = stated.get(name)
+        if isinstance(shape, list | tuple) and all(type(size) is int for size in shape):
+            facts[name] = list(shape)
+    return facts
 
 
 def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
@@ -89,24 +81,20 @@ def _own_target(part: Mapping[str, Any]) -> str:
 
 def _directions(stated: Any) -> dict[str, str]:
     named = stated.get("figures") if isinstance(stated, Mapping) else None
-    return (
-        {name: which for name, which in named.items() if which in ("lowest", "highest")}
-        if isinstance(named, Mapping)
-        else {}
-    )
+    if not isinstance(named, Mapping):
+        return {}
+    return {name: which for name, which in named.items() if which in ("lowest", "highest")}
 
 
 def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     """Problems of a class that derives from nn.Module alone and whose file imports no other modules: all its tables are
     in that file.
     """
-    file, statement = class_of(target) or (None, None)
-    if (
-        file is None
-        or statement is None
-        or statement.keywords
-        or [ast.unparse(base) for base in statement.bases] not in ([name] for name in MODULES)
-    ):
+    definition = class_of(target)
+    if definition is None:
+        return
+    file, statement = definition
+    if statement.keywords or [ast.unparse(base) for base in statement.bases] not in ([name] for name in MODULES):
         return
     text = file.read_text()
     if mesh.tp > 1 and "tp_plan" not in text and _knows_its_modules(text):
@@ -114,20 +102,17 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
             f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. Give the class a table such as tp_plan = "
             "{'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or leave mesh.tp out."
         )
-    if (
-        mesh.pp > 1
-        and not any(word in text for word in ("pipeline", "_pp_plan", "nn.Sequential)"))
-        and _knows_its_modules(text)
-    ):
+    uncut = not any(word in text for word in ("pipeline", "_pp_plan", "nn.Sequential)"))
+    if mesh.pp > 1 and uncut and _knows_its_modules(text):
         yield (
             f"mesh.pp={mesh.pp}: {target} does not say where it may be cut. Give the class a table such as pipeline = "
             "('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
         )
-    forward = next(
-        (entry.args for entry in statement.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None
-    )
-    takes = {each.arg for each in (*forward.posonlyargs, *forward.args, *forward.kwonlyargs)} if forward else set()
-    if mesh.cp > 1 and forward and not forward.kwarg and "position_ids" not in takes:
+    methods = {entry.name: entry.args for entry in statement.body if isinstance(entry, ast.FunctionDef)}
+    forward = methods.get("forward")
+    if forward is None or forward.kwarg or mesh.cp == 1:
+        return
+    if "position_ids" not in {node.arg for node in ast.walk(forward) if isinstance(node, ast.arg)}:
         yield (
             f"mesh.cp={mesh.cp}: the forward of {target} takes no position_ids, so a rank cannot know the "
             "positions of its part of a sequence. Add that argument (int64, shape [1, T]), or leave mesh.cp out."
@@ -158,16 +143,9 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
     plan = literal(definition[1], "base_model_tp_plan") if definition else None
     if not isinstance(plan, dict):
         return
-    split = {
-        HEADS[last]
-        for name, style in plan.items()
-        if (last := str(name).split(".")[-1]) in HEADS and style == "colwise"
-    }
+    split = {HEADS.get(str(name).split(".")[-1], "") for name, style in plan.items() if style == "colwise"}
     sizes = {name: part[name] for name in sorted(split) if isinstance(part.get(name), int) and part[name] > 0}
-    for name, size in sizes.items():
-        if size % mesh.tp:
-            fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
-            yield f"mesh.tp={mesh.tp} does not divide model.config.{name}={size}. {fits}"
+    yield from undivided(mesh, "model.config", sizes)
 
 
 def _inherited(classes: Iterable[ast.ClassDef], name: str) -> Any:

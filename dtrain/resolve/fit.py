@@ -1,6 +1,6 @@
 """Checks that data, model and objective fit together, and fills in values that depend on several groups."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
@@ -19,55 +19,47 @@ NATURAL = {"tokens": "next_token", "image": "classification", "features": "regre
 def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Choose next_token for tokens, classification for images and labelled samples, regression for features."""
     gives, takes = about(config.data).get("gives", "samples"), about(config.model).get("takes")
+    word = NATURAL.get(takes or "features", "regression")
     if gives == "tokens":
         word = "next_token"
-    elif gives == "samples":
-        word = "next_token" if takes == "tokens" else "classification"
-    else:
-        word = NATURAL.get(takes or "features", "regression")
-    part = choose(
-        config, "objective", word, draft["why"], f"the data gives {gives}, the model takes {takes or 'anything'}"
-    )
-    needs, model, data = about(part).get("needs"), config.choices["model"], config.choices["data"]
+    elif gives == "samples" and takes != "tokens":
+        word = "classification"
+    reason = f"the data gives {gives}, the model takes {takes or 'anything'}"
+    part = choose(config, "objective", word, draft["why"], reason)
+    needs, whole = about(part).get("needs"), about(part).get("whole")
+    model, data, chosen = (config.choices[group] for group in ("model", "data", "objective"))
     if gives == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
             f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset."
         )
     if gives == "any" and takes == "tokens" and needs != "tokens":
         raise WordsError(
-            f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. "
+            f"model={model} gives one answer per token, objective={chosen} wants one per sample. "
             "Type objective=next_token."
         )
-    if about(part).get("whole"):
-        if gives == "tokens" and part.get("over") == "next_tokens":
-            raise WordsError(
-                f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type "
-                "objective=next_token."
-            )
-    elif gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
+    if gives == "tokens" and whole and part.get("over") == "next_tokens":
         raise WordsError(
-            f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type "
+            f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type "
             "objective=next_token."
+        )
+    if gives == "tokens" and needs != "tokens" and not whole and chosen is not None:
+        raise WordsError(
+            f"objective={chosen} wants one answer per sample, data={data} gives tokens. Type objective=next_token."
         )
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
             f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or "
             "objective=classification."
         )
-    if (
-        config.data.get("shift") is True
-        and "figures" in about(part)
-        and needs != "tokens"
-        and not about(part).get("whole")
-    ):
+    if config.data.get("shift") is True and "figures" in about(part) and needs != "tokens" and not whole:
         raise WordsError(
-            f"data.shift=true makes the next token the target, but objective={config.choices['objective']} predicts "
-            "none. Type objective=next_token."
+            f"data.shift=true makes the next token the target, but objective={chosen} predicts none. Type "
+            "objective=next_token."
         )
     return {"objective": _with_figures(part, eval_loss="lowest")}
 
 
-def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check the layout for a loss that is no sum over targets: it needs whole samples, and the same number of them on
     every mesh.
     """
@@ -75,48 +67,37 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     weights = [f"objective.losses.{name}={weight}" for name, weight in (part.get("losses") or {}).items() if weight]
     if not about(part).get("whole") and not weights:
         if part.get("together") is not None:
-            raise WordsError(
+            yield (
                 f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type "
                 "microbatch."
             )
-        return {}
-    subject, size = (
-        weights[0] if weights else f"objective={config.choices['objective']}",
-        part.get("together") or batch.size,
-    )
-    problems = [
-        f"{subject}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} "
-        "out."
-        for axis, degree in (("pp", mesh.pp), ("cp", mesh.cp))
-        if degree > 1
-    ]
+        return
+    subject = weights[0] if weights else f"objective={config.choices['objective']}"
+    size, pad = part.get("together") or batch.size, config.data.get("pad")
+    for axis in ("pp", "cp"):
+        if getattr(mesh, axis) > 1:
+            yield (
+                f"{subject}: the model computes it from whole samples, and mesh.{axis}={getattr(mesh, axis)} splits "
+                f"them. Leave mesh.{axis} out."
+            )
     if not weights and config.tensor.loss == "split":
-        problems.append(
+        yield (
             f"{subject}: with tensor.loss=split no rank has the full logits that the model's own loss needs. Leave "
             "tensor.loss out."
         )
     if batch.microbatch != size:
-        count = (
-            f"{batch.microbatch} of {size} samples together"
-            if part.get("together") is None
-            else f"{batch.microbatch} samples together, not {size}"
-        )
-        problems.append(
+        count = f"{batch.microbatch} samples together, not {size}"
+        if part.get("together") is None:
+            count = f"{batch.microbatch} of {size} samples together"
+        yield (
             f"{subject}: such a loss may depend on which samples a forward sees together, and here it sees {count}. "
             f"Type objective.together={batch.microbatch}: the same numbers on every mesh with that microbatch."
         )
-    elif (
-        config.data.get("pad") is not None
-        and config.data.get("length") is None
-        and (size < batch.size or config.data.get("workers"))
-    ):
-        problems.append(
-            f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, "
+    elif pad is not None and config.data.get("length") is None and (size < batch.size or config.data.get("workers")):
+        yield (
+            f"data.pad={pad}: rows are filled up to the longest of those that a rank reads at once, "
             f"which differs from mesh to mesh, and {subject} may depend on it. Type data.length=<the longest row>."
         )
-    if problems:
-        raise WordsError(*problems)
-    return {}
 
 
 def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +129,8 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     chosen = {name: dict(part) for name, part in config.hook.items()}
     if config.choices["hook"] == "auto":
         chosen = {name: {**config.options["hook"].get(name, {}), **part} for name, part in chosen.items()}
-        if text and "sample" not in chosen:
-            chosen["sample"] = dict(config.options["hook"]["sample"])
         if text:
+            chosen.setdefault("sample", dict(config.options["hook"]["sample"]))
             draft["why"]["hook"] = f"{', '.join(chosen)} (auto: the data is text)"
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
@@ -177,10 +157,10 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
         raise WordsError(
             f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}"
         )
-    kept = {name: value for name, value in config.data.items() if name.startswith("holdout")}
-    if best in {**measured, **averaged} and kept and not any(kept.values()):
+    holdouts = {name: value for name, value in config.data.items() if name.startswith("holdout")}
+    if best in {**measured, **averaged} and holdouts and not any(holdouts.values()):
         raise WordsError(
-            f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(kept))}=0.1."
+            f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(holdouts))}=0.1."
         )
     if best is not None and best_is is None and best not in known:
         raise WordsError(
@@ -202,10 +182,11 @@ def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """
     part = dict(config.optim)
     if part.get("products") == "auto":
-        compute = about(draft["precision"]).get("compute", "fp32")
-        word, reason = ("fp32", "on the CPU")
+        word, reason = "fp32", "on the CPU"
         if draft["device"] == "cuda":
-            word, reason = "bf16" if compute == "bf16" else "fp32", "as the precision, on a GPU"
+            reason = "as the precision, on a GPU"
+            if about(draft["precision"]).get("compute") == "bf16":
+                word = "bf16"
         part["products"], draft["why"]["optim.products"] = word, f"{word} (auto: {reason})"
     return {"optim": part}
 

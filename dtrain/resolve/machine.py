@@ -30,30 +30,25 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         _check(config.cluster)
         return {"cluster": dict(config.cluster)}
     words = {word: part for word, part in config.options["cluster"].items() if part}
-    match = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
-    if cluster.gpus and match is None:
+    word = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), "laptop")
+    reason = f"{cluster.gpus} x {cluster.gpu}" if word != "laptop" else f"{cluster.cpus} cores and no GPU here"
+    draft["why"]["cluster"] = f"{word} (auto: {reason})"
+    if cluster.gpus and word == "laptop":
         draft["why"]["cluster"] = (
             f"not known (auto: {cluster.gpu or 'a GPU without a name'} is not listed in this group); no times are "
             "predicted"
         )
         return {"cluster": {}}
-    word = match or "laptop"
-    here = {"gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
-    draft["why"]["cluster"] = (
-        f"{word} (auto: {cluster.gpus} x {cluster.gpu})"
-        if match
-        else f"{word} (auto: {cluster.cpus} cores and no GPU here)"
-    )
-    return {"cluster": {**words[word], **here}}
+    return {"cluster": {**words[word], "gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}}
 
 
 def _check(part: Mapping[str, Any]) -> None:
     """Raises WordsError for invalid FLOP rates."""
-    wrong = [
-        f"cluster.flops.{key}={value}: "
-        f"{'a number > 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
-        for key, value in part["flops"].items()
-        if key not in TYPES or not (is_number(value) and value > 0)
-    ]
+    wrong = list[str]()
+    for key, value in part["flops"].items():
+        if key not in TYPES:
+            wrong.append(f"cluster.flops.{key}={value}: there is no such type.{nearest(key, TYPES)}")
+        elif not (is_number(value) and value > 0):
+            wrong.append(f"cluster.flops.{key}={value}: a number > 0, per second.")
     if wrong:
         raise WordsError(*wrong)

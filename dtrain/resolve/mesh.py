@@ -3,7 +3,7 @@ assign.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,26 +29,25 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         )
     spread = {axis: degree for axis, degree in asked.items() if axis not in (fill, inside)}
     if inside and inside not in asked and fill not in asked:
-        left = ranks // math.prod(spread.values())
-        asked[inside] = (
-            devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp")) if nodes > 1 else max(1, left // 2)
-        )
-    taken = math.prod(asked.values())
+        asked[inside] = max(1, ranks // math.prod(spread.values()) // 2)
+        if nodes > 1:
+            asked[inside] = devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp"))
+    used = math.prod(asked.values())
     product = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
-    if "fill" not in facts and spare is None and taken != ranks:
+    if "fill" not in facts and spare is None and used != ranks:
         raise WordsError(
             f"strategy={draft['strategy'].get('_target_')} does not state fill, the axis that takes the ranks you "
             f"did not assign. Type mesh.dp_replicate={ranks}, or give its class about = {{'fill': 'dp_replicate'}}."
         )
     shards = inside is not None or fill == "dp_shard"
-    if taken < 1 or ranks % taken or (spare is None and taken != ranks):
-        enough = f"devices={-(-max(1, taken) // nodes)}"
+    if used < 1 or ranks % used or (spare is None and used != ranks):
+        enough = f"devices={-(-max(1, used) // nodes)}"
         raise WordsError(
-            f"mesh: {product or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
+            f"mesh: {product or 'all axes 1'} is {used} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             f"Type {' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
-    shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
+    shape = MeshShape(**asked, **({spare: ranks // used} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. It needs at "
@@ -91,19 +90,26 @@ def nearest_divisors(key: str, wanted: int, of: int) -> str:
     return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
 
 
+def undivided(shape: MeshShape, owner: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """A sentence for each of these sizes of `owner` that tp does not divide."""
+    for name, size in sizes.items():
+        if size % shape.tp:
+            fits = nearest_divisors("mesh.tp", shape.tp, math.gcd(*sizes.values(), shape.ranks))
+            yield f"mesh.tp={shape.tp} does not divide {owner}.{name}={size}. {fits}"
+
+
 def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
     """Suggest changes of a single degree: for each axis the nearest degrees whose product with the others is the number
     of ranks, or divides it if `open_ended` (another axis absorbs the rest).
     """
-    words = []
+    words = list[str]()
     for axis, degree in asked.items():
         if axis == "dp_shard" and not shards:
             continue
         others = math.prod(asked.values()) // max(1, degree)
-        fits = [
-            d
-            for d in divisors(ranks)
-            if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)
-        ]
-        words += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
+        if not others or ranks % others:
+            continue
+        fits = divisors(ranks // others) if open_ended else [ranks // others]
+        near = sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))
+        words += [f"mesh.{axis}={d}" for d in near if d != degree][:2]
     return words[:3]

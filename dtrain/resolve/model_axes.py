@@ -10,95 +10,78 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about, fact
-from dtrain.config.schema import Config
+from dtrain.config.schema import Config, default
 from dtrain.errors import WordsError
 from dtrain.planned import MeshShape, PipelineShape
-from dtrain.resolve.mesh import nearest_divisors
+from dtrain.resolve.mesh import nearest_divisors, undivided
 
-OPTIONS = {
-    "tensor.sequence": ("whole", "split"),
-    "tensor.loss": ("whole", "split"),
-    "context.attention": ("ring", "ulysses"),
-}
-"""Key that sets how an axis is used -> allowed values, the default first."""
+AXIS_OF = {"tensor": "tp", "context": "cp"}
+"""Group of the keys that set how an axis is used -> the axis."""
 
 
-def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for every axis that cannot split this model."""
-    mesh, part, word = draft["mesh"], config.model, config.choices["model"]
-    facts = about(part) if word else None
-    problems = [*_optimizer(config, part), *_remat(config, mesh, draft["pipeline"])]
-    if facts is not None:
-        problems += [
-            *_tensor(config, mesh, part, facts),
-            *_pipeline(config, mesh, draft["pipeline"].stages, part, facts),
-        ]
-        problems += [*_experts(mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
+def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check every axis that splits this model."""
+    mesh, word = draft["mesh"], config.choices["model"]
+    yield from _optimizer(config)
+    yield from _remat(config, mesh, draft["pipeline"])
+    if word:
+        yield from _tensor(config, mesh)
+        yield from _pipeline(config, mesh, draft["pipeline"].stages)
+        yield from _experts(config, mesh)
+        yield from _context(config, mesh)
     elif about(config.data).get("gives") == "tokens" or config.choices["objective"] == "next_token":
-        problems += _sequence(config, mesh)
-    if problems:
-        raise WordsError(*problems)
-    return {}
+        yield from _sequence(config, mesh)
 
 
 def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Decide how tp and cp are used. An option typed for an axis of one rank is refused, as nothing reads it."""
     mesh, problems = draft["mesh"], list[str]()
-    values: dict[str, dict[str, str]] = {}
-    for key, allowed in OPTIONS.items():
-        group, name = key.split(".")
-        value = getattr(getattr(config, group), name)
-        axis = {"tensor": "tp", "context": "cp"}[group]
-        if value != allowed[0] and getattr(mesh, axis) == 1 and config.sources.get(key) == "command line":
-            problems.append(f"{key}={value}: the mesh has mesh.{axis}=1. Type mesh.{axis}=2, or leave {key} out.")
-        values.setdefault(group, {})[name] = value
+    chosen = {group: dict(vars(getattr(config, group))) for group in AXIS_OF}
+    for group, axis in AXIS_OF.items():
+        for name, value in chosen[group].items():
+            key, idle = f"{group}.{name}", getattr(mesh, axis) == 1
+            if idle and config.sources.get(key) == "command line" and value != default(key):
+                problems.append(f"{key}={value}: the mesh has mesh.{axis}=1. Type mesh.{axis}=2, or leave {key} out.")
     if problems:
         raise WordsError(*problems)
-    return values
+    return chosen
 
 
-def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check padded rows: some layouts need rows of one fixed length, which the mesh must divide."""
-    mesh, data, part = draft["mesh"], config.data, config.model
+    mesh, data = draft["mesh"], config.data
     if "pad" not in data:
-        return {}
+        return
     pad, length = data["pad"], data["length"]
     split = config.tensor.sequence == "split" and mesh.tp > 1
     needs = {
         f"mesh.pp={mesh.pp}": mesh.pp > 1,
         f"mesh.cp={mesh.cp}": mesh.cp > 1,
         "tensor.sequence=split": split,
-        "model.balance": "balance" in part,
+        "model.balance": "balance" in config.model,
     }
-    problems = []
+    why = next((name for name, needed in needs.items() if needed), None)
     if length is not None and pad is None:
-        problems.append(
-            "data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out."
-        )
-    elif pad is not None and length is None and any(needs.values()):
-        why = next(name for name, needed in needs.items() if needed)
-        problems.append(
-            f"data.pad={pad}: {why} needs rows of one length in every batch. Type data.length=<the longest row>."
-        )
+        yield "data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out."
+    elif pad is not None and length is None and why:
+        yield f"data.pad={pad}: {why} needs rows of one length in every batch. Type data.length=<the longest row>."
     whole = math.lcm(2 * mesh.cp if mesh.cp > 1 else 1, mesh.cp * mesh.tp if split else 1)
     if isinstance(length, int) and length % whole:
-        problems.append(
+        yield (
             f"data.length={length} is not divisible by {whole}, into which mesh.cp and mesh.tp cut a row. Type "
             f"data.length={_up(length, whole)}."
         )
     inputs = data.get("inputs")
     if mesh.cp > 1 and pad is not None and isinstance(inputs, list | tuple) and "attention_mask" in inputs:
-        problems.append(
+        yield (
             f"mesh.cp={mesh.cp}: attention_mask of data.inputs masks tokens, which does not work on a part of a "
             "sequence. Leave it out for a causal model, which never attends to the padding after a row, or leave "
             "mesh.cp out."
         )
-    if problems:
-        raise WordsError(*problems)
-    return {}
 
 
-def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
+def _tensor(config: Config, mesh: MeshShape) -> Iterable[str]:
+    part, facts = config.model, about(config.model)
     if mesh.tp == 1:
         return
     if "tp" not in facts:
@@ -108,16 +91,13 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
         )
         return
     sizes = {name: part[name] for name in facts["tp"] if isinstance(part.get(name), int)}
-    for name, size in sizes.items():
-        if size % mesh.tp:
-            fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
-            yield f"mesh.tp={mesh.tp} does not divide model.{name}={size}. {fits}"
+    yield from undivided(mesh, "model", sizes)
     # shared experts form one feed-forward layer of their combined width
-    shared = (part.get("shared"), part.get("hidden"))
-    if all(isinstance(size, int) for size in shared) and math.prod(shared) % mesh.tp:  # type: ignore[arg-type]
+    shared, hidden = part.get("shared"), part.get("hidden")
+    if isinstance(shared, int) and isinstance(hidden, int) and shared * hidden % mesh.tp:
         yield (
-            f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type "
-            f"model.hidden={_up(shared[1], mesh.tp)}."  # type: ignore[arg-type]
+            f"mesh.tp={mesh.tp} does not divide model.shared={shared} x model.hidden={hidden}. Type "
+            f"model.hidden={_up(hidden, mesh.tp)}."
         )
     if config.tensor.sequence == "split":
         sequence, whole = config.data.get("sequence"), mesh.cp * mesh.tp
@@ -130,9 +110,8 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
             )
 
 
-def _pipeline(
-    config: Config, mesh: MeshShape, stages: int, part: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Iterable[str]:
+def _pipeline(config: Config, mesh: MeshShape, stages: int) -> Iterable[str]:
+    part, facts, split = config.model, about(config.model), config.pipeline.split
     if mesh.pp == 1:
         return
     if part.get("tied") is True:
@@ -150,17 +129,16 @@ def _pipeline(
                 f"{blocks} blocks. "
                 f"Type mesh.pp={max(1, blocks // stages)}, or model.{facts['blocks'][0]}={mesh.pp * stages}."
             )
-        elif not isinstance(config.pipeline.split, str) and sum(config.pipeline.split) != blocks:
-            yield (
-                f"pipeline.split={list(config.pipeline.split)} is {sum(config.pipeline.split)} blocks, but {names} "
-                f"= {blocks}."
-            )
+        elif not isinstance(split, str) and sum(split) != blocks:
+            yield f"pipeline.split={list(split)} is {sum(split)} blocks, but {names} = {blocks}."
 
 
-def _experts(mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any], word: str) -> Iterable[str]:
-    experts = part.get("experts")
-    if mesh.ep > 1 and "experts" not in part:
-        yield f"mesh.ep={mesh.ep}: model={word} has no experts. Type model=moe, or leave mesh.ep out."
+def _experts(config: Config, mesh: MeshShape) -> Iterable[str]:
+    experts = config.model.get("experts")
+    if mesh.ep > 1 and "experts" not in config.model:
+        yield (
+            f"mesh.ep={mesh.ep}: model={config.choices['model']} has no experts. Type model=moe, or leave mesh.ep out."
+        )
     elif isinstance(experts, int) and experts % mesh.ep:
         yield (
             f"mesh.ep={mesh.ep} does not divide model.experts={experts}. "
@@ -168,14 +146,14 @@ def _experts(mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any],
         )
 
 
-def _context(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
+def _context(config: Config, mesh: MeshShape) -> Iterable[str]:
     if mesh.cp == 1:
         return
-    if facts.get("takes") != "tokens":
+    if about(config.model).get("takes") != "tokens":
         yield f"mesh.cp={mesh.cp}: model={config.choices['model']} has no sequence to split. Leave mesh.cp out."
         return
     yield from _sequence(config, mesh)
-    heads = part.get("heads")
+    heads = config.model.get("heads")
     if config.context.attention == "ulysses" and isinstance(heads, int) and heads % (mesh.cp * mesh.tp):
         yield (
             f"context.attention=ulysses: cp x tp = {mesh.cp * mesh.tp} does not divide model.heads={heads}. Type "
@@ -192,8 +170,8 @@ def _sequence(config: Config, mesh: MeshShape) -> Iterable[str]:
         )
 
 
-def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
-    if about(config.optim).get("needs") == "matrices" and about(part).get("matrices") is False:
+def _optimizer(config: Config) -> Iterable[str]:
+    if about(config.optim).get("needs") == "matrices" and about(config.model).get("matrices") is False:
         yield (
             f"optim={config.choices['optim']}: model={config.choices['model']} has no hidden matrix. Type optim=adamw."
         )

@@ -5,13 +5,13 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
-from dtrain.config.schema import GROUPS, LISTS, Config
-from dtrain.errors import WordsError, nearest
+from dtrain.config.schema import GROUPS, Config
+from dtrain.errors import nearest
 from dtrain.resolve import trust
-from dtrain.resolve.signature import Missing, signature
-from dtrain.resolve.unknown import UNKNOWN, Undecided
+from dtrain.resolve.signature import Missing, Signature, signature
+from dtrain.resolve.values import parts_of
 
-GIVEN: Mapping[str, frozenset[str]] = {
+PASSED: Mapping[str, frozenset[str]] = {
     "optim": frozenset({"model"}),
     "schedule": frozenset({"steps"}),
     "checkpoint": frozenset({"out", "mesh", "resume", "before_commit"}),
@@ -20,29 +20,18 @@ GIVEN: Mapping[str, frozenset[str]] = {
 """group -> keywords that the training loop passes when it builds a part of the group."""
 
 
-def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for each argument that a target does not take, and for each missing one."""
-    try:
-        trust.targets(config, cluster, draft)
-    except WordsError:
-        raise Undecided from None  # code that may not run is not inspected either
-    problems = list[str]()
+def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check that each target takes its arguments and has all it needs."""
+    if any(trust.targets(config, cluster, draft)):
+        return  # code that may not run is not inspected either
     for group in GROUPS:
-        parts = getattr(config, group)
-        if parts is UNKNOWN:
-            continue  # reported by another rule
-        for path, part in (
-            [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]
-        ):
-            given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
+        for path, part in parts_of(config, group):
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
             called = {f"{path}.{name}" for name in about(part).get("calls", ())}
             for place, nested in _targets(part, path):
+                passed = PASSED.get(group, frozenset[str]()) if nested is part else frozenset[str]()
                 if not (own and nested is part):
-                    problems += _judge(nested, place, given if nested is part else frozenset(), called=place in called)
-    if problems:
-        raise WordsError(*problems)
-    return {}
+                    yield from _judge(nested, place, passed, called=place in called)
 
 
 def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -58,41 +47,37 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             yield from _targets(value, f"{path}.{index}")
 
 
-def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called: bool) -> Iterable[str]:
-    """Problems of one part. `called`: a function that the run calls later, with arguments that are not known yet."""
+def _judge(part: Mapping[str, Any], path: str, passed: frozenset[str], *, called: bool) -> Iterable[str]:
+    """Problems of one part. `passed`: arguments that the run passes; `called`: a function that the run calls later,
+    with arguments that are not known yet.
+    """
     target = part["_target_"]
     takes = signature(target) if isinstance(target, str) else None
     if isinstance(takes, Missing):
+        near = nearest(takes.name, takes.others) if takes.others else ""
+        yield f"{path}._target_={target}: {takes.module} has no {takes.name}.{near}"
+    if not isinstance(takes, Signature):
+        return
+    names = set(part) - {"_target_", "_about_"}
+    hidden = sorted(name for name in names if name.startswith("_") and name not in takes.names)
+    names -= set(hidden)
+    for name in hidden:
         yield (
-            f"{path}._target_={target}: {takes.module} has no "
-            f"{takes.name}.{nearest(takes.name, takes.others) if takes.others else ''}"
+            f"{path}.{name}={part[name]}: of Hydra's own keys, only _target_ is supported. Name a function of "
+            "yours that builds the object."
         )
-    elif takes is not None:
-        hidden = sorted(
-            name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *takes.names)
+    unasked = sorted(passed - set(takes.names)) if not takes.open else []
+    if unasked:
+        yield (
+            f"{path}._target_={target} takes no {', '.join(unasked)}, which the run passes to it. Name a "
+            f"function of yours that does, or a word: {path}=<word>."
         )
-        names = {name for name in part if name not in ("_target_", "_about_", *hidden)}
-        for name in hidden:
-            yield (
-                f"{path}.{name}={part[name]}: of Hydra's own keys, only _target_ is supported. Name a function of "
-                "yours that builds the object."
-            )
-        unasked = sorted(given - set(takes.names)) if not takes.open else []
-        if unasked:
-            yield (
-                f"{path}._target_={target} takes no {', '.join(unasked)}, which the run passes to it. Name a "
-                f"function of yours that does, or a word: {path}=<word>."
-            )
-        accepted = [name for name in takes.names if name not in given]
-        for name in () if takes.open else sorted(names - set(takes.names)):
-            near = (
-                nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")
-                if accepted
-                else " It takes no arguments."
-            )
-            yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
-        for name in sorted(names & given):
-            yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
-        for name in takes.required if not unasked and not hidden and not called else ():
-            if name not in names | given:
-                yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."
+    accepted = [name for name in takes.names if name not in passed]
+    for name in () if takes.open else sorted(names - set(takes.names)):
+        near = nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")
+        yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near if accepted else ' It takes no arguments.'}"
+    for name in sorted(names & passed):
+        yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
+    for name in takes.required if not unasked and not hidden and not called else ():
+        if name not in names | passed:
+            yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

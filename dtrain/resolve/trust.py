@@ -9,24 +9,16 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import NAMED, Config, Schema
 from dtrain.config.trust import allowed, refusal
-from dtrain.errors import WordsError
 from dtrain.resolve.unknown import UNKNOWN
 
 
-def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Refuse every target whose dotted name is not on the allow-list; `dtrain.build` checks the object again."""
-    problems = [
-        refusal(key, name)
-        for key, name in [
-            *_targets({field.name: getattr(config, field.name) for field in fields(Schema)}),
-            *_targets({key: config.options[group] for key, group in NAMED.items()}),
-            ("loop", config.loop),
-        ]
-        if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust)
-    ]
-    if problems:
-        raise WordsError(*problems)
-    return {}
+    parts = {field.name: getattr(config, field.name) for field in fields(Schema)}
+    named = {key: config.options[group] for key, group in NAMED.items()}
+    for key, name in [*_targets(parts), *_targets(named), ("loop", config.loop)]:
+        if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust):
+            yield refusal(key, name)
 
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:

@@ -67,16 +67,18 @@ def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:
         top, _, name = key.partition(".")
         yield key, getattr(getattr(config, top), name) if name else getattr(config, top), allowed
     for group in GROUPS:
-        parts = getattr(config, group)
-        if parts is not UNKNOWN:
-            for word, part in parts.items() if group in LISTS else [("", parts)]:
-                yield from _arguments(f"{group}.{word}".rstrip("."), part)
+        for path, part in parts_of(config, group):
+            for name, allowed in about(part).get("allowed", {}).items():
+                if name in part:
+                    yield f"{path}.{name}", part[name], allowed
 
 
-def _arguments(path: str, part: Part) -> Iterable[tuple[str, Any, Any]]:
-    for name, allowed in about(part).get("allowed", {}).items():
-        if name in part:
-            yield f"{path}.{name}", part[name], allowed
+def parts_of(config: Config, group: str) -> list[tuple[str, Part]]:
+    """(dotted key, part) of each part of a group, as far as it is known."""
+    parts = getattr(config, group)
+    if parts is UNKNOWN:
+        return []
+    return [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]
 
 
 def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:

@@ -13,7 +13,7 @@ from dtrain.config.verbs import VERBS
 from dtrain.hook import Hook
 from dtrain.logger import Logger
 from dtrain.objective import Objective
-from dtrain.resolve.targets import GIVEN
+from dtrain.resolve.targets import PASSED
 from dtrain.schedule import Schedule
 from dtrain.verb.completion import BEHIND
 
@@ -64,7 +64,7 @@ def test_what_a_part_of_ones_own_has_is_on_the_page(group: str) -> None:
     protocols: dict[str, object] = {"objective": Objective, "schedule": Schedule, "logger": Logger, "hook": Hook}
     page = manual.about([f"{group}._target_"])
     names = [name for name in vars(protocols.get(group, object)) if name[0] != "_"] if group in protocols else []
-    assert [name for name in (*names, *GIVEN.get(group, ())) if name not in page] == []
+    assert [name for name in (*names, *PASSED.get(group, ())) if name not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dtrain.config.schema import ALLOWED, GROUPS, NAMED, SENTENCES, Schema, defa
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
-from dtrain.resolve.targets import GIVEN
+from dtrain.resolve.targets import PASSED
 
 CONF = folder("conf")
 TESTS = Path(__file__).parent.parent
@@ -89,8 +89,8 @@ def test_the_keys_of_a_word_are_what_its_target_takes(group: str, word: str) -> 
     keys = set(part) - {"_target_", "_about_"}
     assert keys <= set(takes), "a key nobody takes"
     needed = {name for name, parameter in takes.items() if parameter.default is parameter.empty}
-    assert needed <= keys | GIVEN.get(group, set()), "a parameter nobody gives"
-    assert not keys & GIVEN.get(group, set()), "a key that the loop gives as well"
+    assert needed <= keys | PASSED.get(group, set()), "a parameter nobody gives"
+    assert not keys & PASSED.get(group, set()), "a key that the loop gives as well"
 
 
 @pytest.mark.parametrize(("group", "word"), WORDS)

@@ -27,9 +27,7 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
         )
     length, batch = _length(config.data), draft["batch"].size
     if length is None:
-        own = (
-            ", or give the class of the dataset about = {'samples': <its length>}" if config.data.get("dataset") else ""
-        )
+        own = ", or give the class of the dataset about = {'samples': <its length>}" * bool(config.data.get("dataset"))
         raise WordsError(
             f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it "
             f"has. Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
@@ -48,7 +46,7 @@ def _length(part: Mapping[str, Any]) -> int | None:
         return stated
     whole: int | None = dataset(part.get("dataset")).get("samples")
     holdout = part.get("holdout")
-    if whole is None or not isinstance(holdout, int | float):
+    apart = part.get("holdout_dataset") is not None
+    if whole is None or not isinstance(holdout, int | float) or not holdout or apart:
         return whole
-    held_out = min(max(1, round(whole * holdout)), whole - 1) if holdout and part.get("holdout_dataset") is None else 0
-    return whole - held_out
+    return whole - min(max(1, round(whole * holdout)), whole - 1)

@@ -32,11 +32,8 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         problems.append(
             f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed."
         )
-    typed = [
-        f"pipeline.{key}"
-        for key in ("schedule", "stages", "split")
-        if config.sources.get(f"pipeline.{key}") == "command line"
-    ]
+    keys = [f"pipeline.{name}" for name in ("schedule", "stages", "split")]
+    typed = [key for key in keys if config.sources.get(key) == "command line"]
     if pp == 1 and typed:
         problems.append(f"{typed[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {typed[0]} out.")
     if problems:

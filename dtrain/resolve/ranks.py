@@ -42,25 +42,20 @@ def _is_external(config: Config, cluster: Cluster) -> bool:
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Decide the number of nodes and of processes per node."""
-    asked, nodes, external = config.devices, config.nodes, cluster.external
+    asked, external = {"nodes": config.nodes, "devices": config.devices}, cluster.external
     if external and _is_external(config, cluster):
-        here = (external.world // external.local_world, external.local_world)
-        typed = {
-            key: value
-            for key, value in (("nodes", nodes), ("devices", asked))
-            if key in config.sources and value != "auto"
-        }
-        wrong = [f"{key}={value}" for key, value in typed.items() if value != here[0 if key == "nodes" else 1]]
-        if wrong:
+        here = {"nodes": external.world // external.local_world, "devices": external.local_world}
+        typed = [key for key in here if key in config.sources and asked[key] not in ("auto", here[key])]
+        if typed:
             raise WordsError(
-                f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. "
-                "Leave nodes and devices out."
+                f"{' '.join(f'{key}={asked[key]}' for key in typed)}: this process was started as one of "
+                f"{external.world} ranks, {external.local_world} per node. Leave nodes and devices out."
             )
-        return {"nodes": here[0], "devices": here[1]}
-    if asked == "auto":
+        return here
+    if config.devices == "auto":
         draft["why"]["devices"] = f"{cluster.gpus or 1} (auto: {'one per GPU' if cluster.gpus else 'no GPU here'})"
-        asked = cluster.gpus or 1
-    return {"nodes": nodes, "devices": asked}
+        asked["devices"] = cluster.gpus or 1
+    return asked
 
 
 def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,19 +108,16 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 def _fill_auto(part: Part, ranks: int, why: dict[str, str]) -> Part:
     """Replace `auto` in the arguments of a GPU backend, and record the reasons in `why`."""
-    together = (
-        ("start", "connection problems between GPUs are reported before the first step")
-        if ranks > 1
-        else ("use", "a single GPU has no connections")
-    )
-    reasons = {
-        "connect": together,
+    choices = {
+        "connect": ("start", "connection problems between GPUs are reported before the first step"),
         "segments": ("expandable", "less memory is lost to fragmentation"),
         "cores": ("near", "the cores next to a GPU reach it fastest"),
     }
-    for name in [name for name in reasons if part.get(name) == "auto"]:
-        word, reason = reasons[name]
-        part, why[f"backend.{name}"] = {**part, name: word}, f"{word} (auto: {reason})"
+    if ranks == 1:
+        choices["connect"] = "use", "a single GPU has no connections"
+    for name, (word, reason) in choices.items():
+        if part.get(name) == "auto":
+            part, why[f"backend.{name}"] = {**part, name: word}, f"{word} (auto: {reason})"
     return part
 
 
@@ -140,12 +132,12 @@ def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Choose bf16 where tensor cores support it and fp32 elsewhere; refuse a precision that the device lacks."""
     flops = draft["cluster"].get("flops") or {"bf16": 1.0}
+    fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0) and not 0 < cluster.capability < TENSOR_CORES
     word, reason = "fp32", "on the CPU"
-    if draft["device"] == "cuda":
-        fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0) and not 0 < cluster.capability < TENSOR_CORES
-        word, reason = (
-            ("bf16", "on a GPU") if fast else ("fp32", "bf16 is no faster on this GPU; precision=fp16 may be")
-        )
+    if draft["device"] == "cuda" and fast:
+        word, reason = "bf16", "on a GPU"
+    elif draft["device"] == "cuda":
+        reason = "bf16 is no faster on this GPU; precision=fp16 may be"
     part = choose(config, "precision", word, draft["why"], reason)
     needs = about(part).get("device", draft["device"])
     if needs != draft["device"]:

@@ -12,20 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from dtrain.resolve.source import Module, file_of, mentions, module_of
+from dtrain.resolve.source import ASSIGNMENTS, Module, file_of, mentions, module_of
 
-KNOWN_DECORATORS = (
-    "dataclass",
-    "dataclasses.dataclass",
-    "final",
-    "runtime_checkable",
-    "typing.final",
-    "torch.no_grad",
-    "cache",
-    "functools.cache",
-    "staticmethod",
-)
+KNOWN_DECORATORS = {
+    "dataclass", "dataclasses.dataclass", "final", "typing.final", "runtime_checkable", "torch.no_grad", "cache",
+    "functools.cache", "staticmethod",
+}  # fmt: skip
+EMPTY_BASES = ("object", "Generic", "Protocol", "typing.Generic")
+"""Bases that add no argument."""
 DEEPEST = 12
 
 
@@ -51,6 +47,14 @@ class Missing:
     others: tuple[str, ...]
 
 
+class Found(NamedTuple):
+    """A statement at the top of a module, and the `rest` of the dotted name that led to it."""
+
+    module: Module
+    statement: ast.stmt
+    rest: list[str]
+
+
 def signature(target: str) -> Signature | Missing | None:
     """Signature of a dotted name; None if its source does not show it."""
     return _signature(target, _paths())
@@ -64,21 +68,23 @@ def _paths() -> tuple[str, ...]:
 @cache
 def _signature(target: str, paths: tuple[str, ...]) -> Signature | Missing | None:
     try:
-        return _of_name(target.split("."), paths, 0)
+        return _of(_find(target.split("."), paths), paths)
     except RecursionError:
         return None
 
 
 def home_of(target: str) -> str:
     """The module that defines a class or function, through all re-exports; empty if it cannot be found."""
-    definition = _definition(target.split("."), _paths(), 0)
-    return definition[0] if definition else ""
+    definition = _definition(target)
+    return definition.module.name if definition else ""
 
 
 def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
     """(file, statement) that defines the class of a dotted name; None if it is no class or cannot be found."""
-    definition = _definition(target.split("."), _paths(), 0)
-    return (definition[1], definition[2]) if definition and isinstance(definition[2], ast.ClassDef) else None
+    definition = _definition(target, lazy=True)
+    if definition is None or not isinstance(definition.statement, ast.ClassDef):
+        return None
+    return definition.module.path, definition.statement
 
 
 def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
@@ -88,202 +94,169 @@ def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
     classes, waiting, seen = list[tuple[str, ast.ClassDef]](), [target], set[str]()
     while waiting and len(seen) < DEEPEST:
         name = waiting.pop(0)
-        if name in seen:
-            continue
+        definition = None if name in seen else _definition(name)
         seen.add(name)
-        definition = _definition(name.split("."), _paths(), 0)
-        module, statement = (definition[0], definition[2]) if definition else ("", None)
-        if isinstance(statement, ast.FunctionDef) and statement.returns and not classes:
+        if definition is None:
+            continue
+        module, statement = definition.module.name, definition.statement
+        if isinstance(statement, ast.ClassDef):
+            classes.append((module, statement))
+            waiting[:0] = [f"{module}.{name}" for name in map(_dotted, statement.bases) if name]
+        elif isinstance(statement, ast.FunctionDef) and statement.returns and not classes:
             returns = statement.returns
             named = str(returns.value) if isinstance(returns, ast.Constant) else _dotted(returns)
             waiting.append(f"{module}.{named}")
-        if isinstance(statement, ast.ClassDef):
-            classes.append((module, statement))
-            waiting[:0] = [f"{module}.{name}" for base in statement.bases if (name := _dotted(base)) and module]
     return classes
 
 
-def _definition(
-    parts: Sequence[str], paths: tuple[str, ...], depth: int
-) -> tuple[str, Path, ast.ClassDef | ast.FunctionDef] | None:
-    """(module, file, statement) of a class or function, following aliases and re-exports."""
+def _definition(target: str, *, lazy: bool = False) -> Found | None:
+    """The class or function of a dotted name."""
+    found = _find(target.split("."), _paths(), lazy=lazy)
+    if not isinstance(found, Found) or found.rest or not isinstance(found.statement, ast.ClassDef | ast.FunctionDef):
+        return None
+    return found
+
+
+def _find(
+    parts: Sequence[str], paths: tuple[str, ...], depth: int = 0, *, lazy: bool = False
+) -> Found | Missing | None:
+    """Look up the rest of a dotted name in its longest prefix that is a module, through aliases and re-exports. `lazy`:
+    also in the modules that transformers loads on demand.
+    """
     cuts = range(len(parts) - 1, 0, -1)
     module, cut = next(((made, cut) for cut in cuts if (made := module_of(".".join(parts[:cut]), paths))), (None, 0))
     if module is None or depth > DEEPEST:
         return None
     name, *rest = parts[cut:]
-    statement, path = module.defined.get(name), file_of(module.name, paths)
-    if isinstance(statement, ast.ClassDef | ast.FunctionDef) and path and not rest:
-        return module.name, path, statement
-    if (
-        isinstance(statement, ast.Assign | ast.AnnAssign)
-        and statement.value
-        and (other := _dotted_name(statement.value))
-    ):
-        return _definition([*module.name.split("."), *other.split("."), *rest], paths, depth + 1)
+    statement = module.defined.get(name)
+    if isinstance(statement, ASSIGNMENTS) and (alias := _alias(statement)):
+        found = _find([*module.name.split("."), *alias.split("."), *rest], paths, depth + 1, lazy=lazy)
+        return None if isinstance(found, Missing) else found
+    if statement:
+        return Found(module, statement, rest)
     if name in module.imported:
         source, attribute = module.imported[name]
-        return _definition([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
-    if name not in module.defined:
-        for source in (star for star in module.stars if mentions(star, name, paths)):
-            if definition := _definition([*source.split("."), name, *rest], paths, depth + 1):
-                return definition
-    # transformers loads its modules lazily: LlamaConfig is defined in models/llama/configuration_llama.py
-    late = _class_in_folders(module, name, paths) if not rest and path and path.parent.name == "transformers" else None
-    return late and ("", *late)
-
-
-def _class_in_folders(module: Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:
-    package = file_of(module.name, paths)
-    folders = (
-        [path for path in (package.parent / "models").iterdir() if name.lower().startswith(path.name.replace("_", ""))]
-        if package
-        else []
-    )
-    for folder in sorted(folders, key=lambda path: -len(path.name)):
-        for path in sorted(folder.glob("configuration_*.py")):
-            for entry in ast.parse(path.read_text()).body:
-                if isinstance(entry, ast.ClassDef) and entry.name == name:
-                    return path, entry
-    return None
-
-
-def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Missing | None:
-    """Resolve the rest of a dotted name in its longest prefix that is a module."""
-    for cut in range(len(parts) - 1, 0, -1):
-        module = module_of(".".join(parts[:cut]), paths)
-        if module:
-            return _attribute(module, parts[cut:], paths, depth)
-    return None
-
-
-def _attribute(module: Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Missing | None:
-    name, *rest = parts
-    if depth > DEEPEST:
-        return None
-    if name in module.defined:
-        statement = module.defined[name]
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            return _of_value(module, statement.value, rest, paths, depth)
-        return _of_method(module, statement, rest) if rest else _of_statement(module, statement, paths, depth)
-    if name in module.imported:
-        source, attribute = module.imported[name]
-        return _of_name([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
+        inner = [attribute] if attribute else []
+        return _find([*source.split("."), *inner, *rest], paths, depth + 1, lazy=lazy)
+    if lazy and module.path.parent.name == "transformers":
+        return _loaded_late(module, name, paths)
     others = [*module.defined, *module.imported]
     for source in sorted(module.stars, key=lambda star: not mentions(star, name, paths)):
-        result = _of_name([*source.split("."), *parts], paths, depth + 1)
-        if not isinstance(result, Missing):
-            return result
-        others += result.others
+        found = _find([*source.split("."), name, *rest], paths, depth + 1, lazy=lazy)
+        if not isinstance(found, Missing):
+            return found
+        others += found.others
+
     if module.dynamic or file_of(f"{module.name}.{name}", paths):
         return None
     return Missing(module.name, name, tuple(other for other in others if not other.startswith("_")))
 
 
-def _of_statement(module: Module, statement: ast.stmt, paths: tuple[str, ...], depth: int) -> Signature | None:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        return _of_function(statement, skip=0) if _plain(statement.decorator_list) else None
+def _loaded_late(package: Module, name: str, paths: tuple[str, ...]) -> Found | None:
+    """The class of a config of transformers: LlamaConfig is defined in models/llama/configuration_llama.py."""
+    folders = (package.path.parent / "models").iterdir()
+    near = [folder for folder in folders if name.lower().startswith(folder.name.replace("_", ""))]
+    for folder in sorted(near, key=lambda path: -len(path.name)):
+        for path in sorted(folder.glob("configuration_*.py")):
+            found = _find([package.name, "models", folder.name, path.stem, name], paths)
+            if isinstance(found, Found):
+                return found
+    return None
+
+
+def _of(found: Found | Missing | None, paths: tuple[str, ...], depth: int = 0) -> Signature | Missing | None:
+    if not isinstance(found, Found):
+        return found
+    module, statement, rest = found
+    if isinstance(statement, ASSIGNMENTS):
+        return None if rest else _of_partial(module, statement.value, paths, depth)
+    if rest:
+        return _of_method(module, statement, rest)
     if isinstance(statement, ast.ClassDef):
         return _of_class(module, statement, paths, depth)
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and _plain(statement.decorator_list):
+        return _of_function(statement, skip=0)
     return None
 
 
-def _of_value(
-    module: Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int
-) -> Signature | Missing | None:
-    """Signature behind an alias or a functools.partial."""
-    if isinstance(value, ast.Name | ast.Attribute) and _dotted(value):
-        target = _attribute(module, [*_dotted(value).split("."), *rest], paths, depth + 1)
-        return target if isinstance(target, Signature) else None
-    if (
-        isinstance(value, ast.Call)
-        and _dotted(value.func) in ("partial", "functools.partial")
-        and len(value.args) == 1
-        and not rest
-    ):
-        given = [keyword.arg for keyword in value.keywords]
-        target = _attribute(module, _dotted(value.args[0]).split("."), paths, depth + 1)
-        if isinstance(target, Signature) and None not in given:
-            late = tuple(name for name in target.required if name in given)
-            return Signature(
-                tuple(name for name in target.required if name not in given), (*late, *target.optional), target.open
-            )
-    return None
+def _inside(module: Module, name: str, paths: tuple[str, ...], depth: int) -> Signature | None:
+    """Signature of a name as a module sees it."""
+    if depth > DEEPEST:
+        return None
+    found = _of(_find([*module.name.split("."), *name.split(".")], paths, depth + 1), paths, depth + 1)
+    return found if isinstance(found, Signature) else None
+
+
+def _of_partial(module: Module, value: ast.expr | None, paths: tuple[str, ...], depth: int) -> Signature | None:
+    """Signature behind a functools.partial."""
+    is_partial = isinstance(value, ast.Call) and _dotted(value.func) in ("partial", "functools.partial")
+    if not isinstance(value, ast.Call) or not is_partial or len(value.args) != 1:
+        return None
+    bound = {keyword.arg for keyword in value.keywords}
+    target = _inside(module, _dotted(value.args[0]), paths, depth)
+    if target is None or None in bound:
+        return None
+    required = tuple(name for name in target.required if name not in bound)
+    late = tuple(name for name in target.required if name in bound)
+    return Signature(required, (*late, *target.optional), target.open)
 
 
 def _of_method(module: Module, statement: ast.stmt, rest: Sequence[str]) -> Signature | Missing | None:
     """Signature of a class method or static method."""
-    if (
-        not isinstance(statement, ast.ClassDef)
-        or len(rest) > 1
-        or statement.keywords
-        or not _plain(statement.decorator_list)
-    ):
+    if not isinstance(statement, ast.ClassDef) or len(rest) > 1 or not _is_plain_class(statement):
         return None
-    methods = {entry.name: entry for entry in statement.body if isinstance(entry, ast.FunctionDef)}
-    method = methods.get(rest[0])
-    if method is None:
-        names = {name.id for entry in statement.body for name in ast.walk(entry) if isinstance(name, ast.Name)}
-        return (
-            Missing(f"{module.name}.{statement.name}", rest[0], tuple(methods))
-            if not statement.bases and rest[0] not in names
-            else None
-        )
-    kinds = [_dotted(decorator) for decorator in method.decorator_list]
-    return (
-        _of_function(method, skip=int(kinds == ["classmethod"]))
-        if kinds in (["classmethod"], ["staticmethod"])
-        else None
-    )
+    methods = _methods(statement)
+    if rest[0] in methods:
+        kinds = [_dotted(decorator) for decorator in methods[rest[0]].decorator_list]
+        known = kinds in (["classmethod"], ["staticmethod"])
+        return _of_function(methods[rest[0]], skip=int(kinds == ["classmethod"])) if known else None
+    names = {name.id for entry in statement.body for name in ast.walk(entry) if isinstance(name, ast.Name)}
+    if statement.bases or rest[0] in names:
+        return None
+    return Missing(f"{module.name}.{statement.name}", rest[0], tuple(methods))
+
+
+def _methods(statement: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {entry.name: entry for entry in statement.body if isinstance(entry, ast.FunctionDef)}
+
+
+def _is_plain_class(statement: ast.ClassDef) -> bool:
+    return not statement.keywords and _plain(statement.decorator_list)
 
 
 def _of_class(module: Module, statement: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
-    if statement.keywords or not _plain(statement.decorator_list):
+    if not _is_plain_class(statement):
         return None
-    body = {entry.name: entry for entry in statement.body if isinstance(entry, ast.FunctionDef)}
-    if "__new__" in body:
+    methods = _methods(statement)
+    if "__new__" in methods:
         return None
-    if "__init__" in body:
-        return _of_function(body["__init__"], skip=1) if _plain(body["__init__"].decorator_list) else None
-    bases = [
-        _dotted(base)
-        for base in statement.bases
-        if _dotted(base) not in ("object", "Generic", "Protocol", "typing.Generic")
-    ]
-    above = _above(module, bases, paths, depth)
-    if any(_dotted(decorator).endswith("dataclass") for decorator in statement.decorator_list):
-        return _of_dataclass(statement, above) if not bases or above else None
-    return above if bases else Signature()
-
-
-def _above(module: Module, bases: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | None:
-    """The signature of the only base class."""
-    if len(bases) != 1 or not bases[0]:
+    if "__init__" in methods:
+        return _of_function(methods["__init__"], skip=1) if _plain(methods["__init__"].decorator_list) else None
+    bases = [name for name in map(_dotted, statement.bases) if name not in EMPTY_BASES]
+    above = _inside(module, bases[0], paths, depth) if len(bases) == 1 and bases[0] else None
+    if bases and above is None:
         return None
-    base = _attribute(module, bases[0].split("."), paths, depth + 1)
-    return base if isinstance(base, Signature) else None
+    is_dataclass = any(_dotted(decorator).endswith("dataclass") for decorator in statement.decorator_list)
+    inherited = above or Signature()
+    return _of_dataclass(statement, inherited) if is_dataclass else inherited
 
 
-def _of_dataclass(statement: ast.ClassDef, above: Signature | None) -> Signature | None:
-    required, optional = list(above.required if above else ()), list(above.optional if above else ())
+def _of_dataclass(statement: ast.ClassDef, above: Signature) -> Signature | None:
+    required, optional = list(above.required), list(above.optional)
     for decorator in statement.decorator_list:
         if isinstance(decorator, ast.Call) and any(keyword.arg == "init" for keyword in decorator.keywords):
             return None
     for entry in statement.body:
-        if (
-            not isinstance(entry, ast.AnnAssign)
-            or not isinstance(entry.target, ast.Name)
-            or re.search("ClassVar|KW_ONLY", ast.dump(entry.annotation))
-        ):
+        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
-        options = (
-            {keyword.arg for keyword in entry.value.keywords}
-            if isinstance(entry.value, ast.Call) and _dotted(entry.value.func).endswith("field")
-            else None
-        )
-        if options is not None and "init" in options:
+        if re.search("ClassVar|KW_ONLY", ast.dump(entry.annotation)):
             continue
-        needed = entry.value is None or (options is not None and not options & {"default", "default_factory"})
+        needed = entry.value is None
+        if isinstance(entry.value, ast.Call) and _dotted(entry.value.func).endswith("field"):
+            options = {keyword.arg for keyword in entry.value.keywords}
+            if "init" in options:
+                continue
+            needed = not options & {"default", "default_factory"}
         (required if needed else optional).append(entry.target.id)
     return Signature(tuple(required), tuple(optional))
 
@@ -292,23 +265,22 @@ def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) ->
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args][skip:]
     by_name = [argument.arg for argument in positional if argument not in arguments.posonlyargs]
-    late = len(arguments.defaults)
-    required = by_name[: len(by_name) - late] if late else by_name
-    optional = by_name[len(by_name) - late :] if late else []
+    first = len(by_name) - len(arguments.defaults)
+    required, optional = by_name[:first], by_name[first:]
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         (optional if default is not None else required).append(argument.arg)
-    return Signature(
-        tuple(required), tuple(optional), arguments.kwarg is not None or bool(arguments.posonlyargs[skip:])
-    )
+    is_open = arguments.kwarg is not None or bool(arguments.posonlyargs[skip:])
+    return Signature(tuple(required), tuple(optional), is_open)
 
 
 def _plain(decorators: Sequence[ast.expr]) -> bool:
     return all(_dotted(decorator) in KNOWN_DECORATORS for decorator in decorators)
 
 
-def _dotted_name(node: ast.expr) -> str:
-    """The dotted name of a node; empty if it is no name."""
-    return _dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+def _alias(statement: ast.Assign | ast.AnnAssign) -> str:
+    """The dotted name that a statement gives another name; empty if it does not."""
+    value = statement.value
+    return _dotted(value) if isinstance(value, ast.Name | ast.Attribute) else ""
 
 
 def _dotted(node: ast.expr) -> str:

@@ -8,13 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
+IMPORTS = (ast.Import, ast.ImportFrom)
+QUIET = (*DEFINITIONS, *ASSIGNMENTS, *IMPORTS, ast.If, ast.Try, ast.Expr, ast.AugAssign, ast.Assert)
+"""Statements whose defined names are visible in the source; a loop, for example, may define others."""
+
 
 @dataclass(frozen=True)
 class Module:
     """The top level of a source file. `stars`: modules it star-imports; `dynamic`: it may define names at runtime."""
 
     name: str
-    package: bool
+    path: Path
     defined: Mapping[str, ast.stmt]
     imported: Mapping[str, tuple[str, str | None]]
     stars: tuple[str, ...]
@@ -57,24 +63,15 @@ def module_of(name: str, paths: tuple[str, ...]) -> Module | None:
     imported: dict[str, tuple[str, str | None]] = {}
     stars: list[str] = []
     for entry in statements(tree.body):
-        if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(entry, DEFINITIONS):
             defined[entry.name] = entry
-        elif isinstance(entry, ast.Assign | ast.AnnAssign):
-            targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target]
-            defined |= {
-                name.id: entry
-                for target in targets
-                for name in getattr(target, "elts", [target])
-                if isinstance(name, ast.Name)
-            }
+        elif isinstance(entry, ASSIGNMENTS):
+            names = (name for target in _targets(entry) for name in getattr(target, "elts", [target]))
+            defined |= {name.id: entry for name in names if isinstance(name, ast.Name)}
         elif isinstance(entry, ast.Import):
-            imported |= {
-                alias.asname or alias.name.split(".")[0]: (
-                    alias.name if alias.asname else alias.name.split(".")[0],
-                    None,
-                )
-                for alias in entry.names
-            }
+            for alias in entry.names:
+                top = alias.name.split(".")[0]
+                imported[alias.asname or top] = alias.name if alias.asname else top, None
         elif isinstance(entry, ast.ImportFrom):
             origin = _absolute(entry, name, package=package)
             stars += [origin for alias in entry.names if alias.name == "*"]
@@ -85,7 +82,7 @@ def module_of(name: str, paths: tuple[str, ...]) -> Module | None:
         or b"globals()" in source
         or not all(isinstance(entry, QUIET) for entry in tree.body)
     )
-    return Module(name, package, defined, imported, tuple(stars), dynamic)
+    return Module(name, path, defined, imported, tuple(stars), dynamic)
 
 
 @cache
@@ -104,23 +101,6 @@ def mentions(module: str, name: str, paths: tuple[str, ...]) -> bool:
     return False
 
 
-QUIET = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.Import,
-    ast.ImportFrom,
-    ast.If,
-    ast.Try,
-    ast.Expr,
-    ast.AugAssign,
-    ast.Assert,
-)
-"""Statements whose defined names are visible in the source; a loop, for example, may define others."""
-
-
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Top-level statements, including those inside `if` and `try`."""
     for entry in body:
@@ -133,20 +113,24 @@ def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 def _absolute(entry: ast.ImportFrom, module: str, *, package: bool) -> str:
     if not entry.level:
         return str(entry.module)
-    base = module.split(".") if package else module.split(".")[:-1]
-    base = base[: len(base) - entry.level + 1]
-    return ".".join([*base, *([entry.module] if entry.module else [])])
+    base = module.split(".")
+    above = base[: len(base) - entry.level + package]
+    return ".".join([*above, entry.module] if entry.module else above)
 
 
 def literal(statement: ast.ClassDef, name: str) -> Any:
     """The value of a class attribute, if it is a literal."""
     for entry in statement.body:
-        if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value and assigned(entry) == [name]:
+        if isinstance(entry, ASSIGNMENTS) and entry.value and assigned(entry) == [name]:
             with contextlib.suppress(ValueError):
                 return ast.literal_eval(entry.value)
     return None
 
 
 def assigned(entry: ast.stmt) -> list[str]:
-    targets = [entry.target] if isinstance(entry, ast.AnnAssign) else getattr(entry, "targets", [])
-    return [ast.unparse(target) for target in targets]
+    """The names to which a statement assigns a value."""
+    return [ast.unparse(target) for target in _targets(entry)]
+
+
+def _targets(entry: ast.stmt) -> list[ast.expr]:
+    return [entry.target] if isinstance(entry, ast.AnnAssign) else getattr(entry, "targets", [])

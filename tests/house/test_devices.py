@@ -158,7 +158,7 @@ CUDA = {
     ),
     "what is decided and predicted for the device of a plan": (
         "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
-        "resolve/auto.py:strategy", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
+        "resolve/auto.py:_budget", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
     "what a user's module or a caller of run may have started": ("launcher/local/__init__.py:_refuse_cuda", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtrain.config.facts import Part, about, fact
+from dtrain.planned import Plan
 from dtrain.predict.activations import ActivationModel, Value
 from dtrain.predict.shapes import (
     Attention,
     Block,
-    Decided,
     Experts,
     Kept,
     Shapes,
@@ -48,7 +48,7 @@ class Run:
         return ActivationModel(name, self.types, fused=self.fused)
 
 
-def shapes(plan: Decided) -> Shapes | None:
+def shapes(plan: Plan) -> Shapes | None:
     """Shapes of the plan's model; None if it is not one of dtrain's, or if an argument or the sample length is only
     known from the data.
     """

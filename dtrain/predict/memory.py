@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.config.facts import fact
+from dtrain.planned import Plan
 from dtrain.predict.peak_memory import Moment, moments, pipelined, sizes_of
-from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of
+from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
 
 
@@ -37,18 +38,18 @@ class Memory:
     known: bool = True
 
 
-def memory(plan: Decided, shapes: Shapes) -> Memory:
+def memory(plan: Plan, shapes: Shapes) -> Memory:
     """Memory of the fullest rank."""
     return max(classes(plan, shapes), key=lambda memory: memory.peak)
 
 
-def classes(plan: Decided, shapes: Shapes) -> list[Memory]:
+def classes(plan: Plan, shapes: Shapes) -> list[Memory]:
     """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
     every = stages_of(plan, shapes)
     return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
 
 
-def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], rank: int) -> Memory:
+def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[Sequence[Block]], rank: int) -> Memory:
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
     stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
     blocks = [block for stage in stages for block in stage]
@@ -79,7 +80,7 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     )  # fmt: skip
 
 
-def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
+def _update(plan: Plan, blocks: Sequence[Block], state: StateBytes) -> float:
     """Temporary memory of an update: none if it is fused, otherwise as many copies of the weights as the optimizer
     states.
 

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
+from dtrain.planned import Plan
 from dtrain.predict.schedule import actions
-from dtrain.predict.shapes import Block, Decided, Shapes, types_of
+from dtrain.predict.shapes import Block, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 from dtrain.predict.work import recomputed
 
@@ -53,7 +54,7 @@ class Sizes:
     ends: float
 
 
-def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
+def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
     types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
     counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
@@ -71,7 +72,7 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
     )  # fmt: skip
 
 
-def _activations(plan: Decided, shapes: Shapes, block: Block) -> tuple[float, float]:
+def _activations(plan: Plan, shapes: Shapes, block: Block) -> tuple[float, float]:
     """(saved bytes, peak live bytes of the backward) of one sample; recomputed tensors are live in the backward as if
     saved.
     """
@@ -119,7 +120,7 @@ def inside(place: Place) -> Moment:
     return {"activations": kept, "inside a block": max(0.0, block.peak_live - block.kept)}
 
 
-def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
+def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
     """Memory during the backwards and reductions of a rank without a pipeline."""
     state, several = holding_of(plan), plan.batch.accumulate > 1
     for place in places(blocks):
@@ -205,7 +206,7 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
 
 
 def pipelined(
-    plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
+    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
 ) -> Iterator[tuple[str, Moment]]:
     """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
     keeps all blocks gathered.
@@ -248,7 +249,7 @@ class Flight:
     left: float
 
 
-def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
+def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
     """Memory of one microbatch in a stage. Tensors from other ranks are in receive buffers (`_between`); a stage on the
     same rank gets the tensor itself.
 
@@ -268,7 +269,7 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence
     )
 
 
-def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
+def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
     """(saved activations, live memory inside a block), when their sum is largest and when the activations are.
 
     Schedules with several stages per rank keep sent tensors until the end of the step; those with one stage, until the
@@ -300,7 +301,7 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
     yield most + more, 0.0
 
 
-def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:
+def _between(plan: Plan, handed: Sequence[float], rank: int) -> float:
     """Receive buffers: torch's schedules allocate one for each neighbour and microbatch."""
     return plan.batch.accumulate * sum(
         (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1)
@@ -308,5 +309,5 @@ def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:
     )
 
 
-def _owned(plan: Decided, rank: int) -> list[int]:
+def _owned(plan: Plan, rank: int) -> list[int]:
     return [stage for stage, owner in enumerate(plan.pipeline.owners(plan.mesh.pp)) if owner == rank]

@@ -9,48 +9,10 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
-from dtrain.config.facts import Part, fact
+from dtrain.config.facts import fact
 from dtrain.errors import WordsError
-from dtrain.planned import BatchShape, MeshShape, PipelineShape
-
-
-class Decided(Protocol):
-    """The fields of a Plan that predictions read; `strategy=auto` predicts layouts that are not yet a Plan."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def mesh(self) -> MeshShape: ...
-    @property
-    def pipeline(self) -> PipelineShape: ...
-    @property
-    def tensor(self) -> Mapping[str, Any]: ...
-    @property
-    def context(self) -> Mapping[str, Any]: ...
-    @property
-    def batch(self) -> BatchShape: ...
-    @property
-    def ema(self) -> float | None: ...
-    @property
-    def strategy(self) -> Part: ...
-    @property
-    def precision(self) -> Part: ...
-    @property
-    def remat(self) -> Part: ...
-    @property
-    def compile(self) -> Part: ...
-    @property
-    def model(self) -> Part: ...
-    @property
-    def data(self) -> Part: ...
-    @property
-    def objective(self) -> Part: ...
-    @property
-    def optim(self) -> Part: ...
-    @property
-    def checkpoint(self) -> Part: ...
+from dtrain.planned import Plan
 
 
 @dataclass(frozen=True)
@@ -142,7 +104,7 @@ class Kept:
             self.whole + other.whole, self.stream + other.stream, self.inside + other.inside, self.logits + other.logits
         )
 
-    def of(self, plan: Decided) -> float:
+    def of(self, plan: Plan) -> float:
         """Bytes of one sample on one rank."""
         tp, tensor = plan.mesh.tp, plan.tensor
         stream = self.stream / (tp if tensor.get("sequence") == "split" else 1)
@@ -244,11 +206,11 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Type, as the facts of a precision name it -> bytes per element."""
 
 
-def types_of(plan: Decided) -> Types:
+def types_of(plan: Plan) -> Types:
     return Types(*(BYTES[fact(plan.precision, name)] for name in ("param", "compute", "reduce")))
 
 
-def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
+def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
     """The blocks of each pipeline stage, as dtrain.parallel.stages assigns them; one stage without a pipeline. Raises
     WordsError if there are fewer blocks than stages.
     """

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtrain.config.facts import Part, fact
-from dtrain.predict.shapes import Block, Decided, Shapes, Types, Weight, types_of
+from dtrain.planned import Plan
+from dtrain.predict.shapes import Block, Shapes, Types, Weight, types_of
 
 Shape = tuple[int, ...]
 
@@ -30,7 +31,7 @@ class Holding:
     cpu: bool = False
 
 
-def holding_of(plan: Decided) -> Holding:
+def holding_of(plan: Plan) -> Holding:
     part, mesh = plan.strategy, plan.mesh
     if fact(part, "holds") == "shards":
         frees = fact(part, "reshard") == "forward" and mesh.pp == 1
@@ -38,7 +39,7 @@ def holding_of(plan: Decided) -> Holding:
     return Holding(buckets=bool(fact(part, "buckets")) and mesh.pp * mesh.tp * mesh.ep == 1)
 
 
-def flowing(plan: Decided) -> Types:
+def flowing(plan: Plan) -> Types:
     """The types between operators: FSDP2 gathers weights in the compute type, so embeddings and the residual stream
     have it too.
     """
@@ -46,14 +47,14 @@ def flowing(plan: Decided) -> Types:
     return replace(types, param=types.compute) if holding_of(plan).shards else types
 
 
-def shards_of(plan: Decided, weight: Weight) -> int:
+def shards_of(plan: Plan, weight: Weight) -> int:
     """Number of ranks over which the data axes shard a weight."""
     if not holding_of(plan).shards:
         return 1
     return plan.mesh.batch // plan.mesh.ep if weight.experts and plan.mesh.ep > 1 else plan.mesh.dp_shard * plan.mesh.cp
 
 
-def gathered(plan: Decided, weight: Weight) -> Shape:
+def gathered(plan: Plan, weight: Weight) -> Shape:
     """The shape that one rank computes with, split by tp and ep only."""
     shape = list(weight.shape)
     if weight.experts:
@@ -63,7 +64,7 @@ def gathered(plan: Decided, weight: Weight) -> Shape:
     return tuple(shape)
 
 
-def piece(plan: Decided, weight: Weight) -> Shape:
+def piece(plan: Plan, weight: Weight) -> Shape:
     """The shape of the shard on the fullest rank."""
     shape = gathered(plan, weight)
     return (-(-shape[0] // shards_of(plan, weight)), *shape[1:]) if shape else ()
@@ -87,7 +88,7 @@ FITS: Mapping[str, Callable[[Weight, Shape], bool]] = {
 """Classes of parameters with the same optimizer state; the first that matches applies."""
 
 
-def state_bytes(plan: Decided, weight: Weight, shape: Shape) -> int:
+def state_bytes(plan: Plan, weight: Weight, shape: Shape) -> int:
     """Bytes of optimizer state for a weight whose local shard has `shape`, from the fact `state` of the optimizer.
     `{whole: momentum}` exists only if the argument `momentum` is not 0.
     """
@@ -120,7 +121,7 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer + self.average
 
 
-def count_state(plan: Decided, blocks: Iterable[Block]) -> StateBytes:
+def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
     """Bytes of these blocks at the end of a step."""
     types, sums = types_of(plan), [0, 0, 0, 0]
     for block in blocks:
@@ -137,7 +138,7 @@ def count_state(plan: Decided, blocks: Iterable[Block]) -> StateBytes:
     return StateBytes(*sums)
 
 
-def saved(plan: Decided, shapes: Shapes) -> int:
+def saved(plan: Plan, shapes: Shapes) -> int:
     """Bytes of the tensors in one checkpoint, summed over the files of all ranks, without file headers."""
     types, ema, total = types_of(plan), plan.ema is not None, shapes.saved
     for block in shapes.blocks:

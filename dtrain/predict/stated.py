@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from dtrain.config.facts import fact
-from dtrain.predict.shapes import Decided
+from dtrain.planned import Plan
 
 NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "strategy": (("holds",), "'holds': 'copies'"),
@@ -20,7 +20,7 @@ SHARDS = (("holds", "reshard", "reduce"), "'holds': 'shards', 'reshard': 'forwar
 """The same for a strategy that shards state."""
 
 
-def unstated(plan: Decided) -> str:
+def unstated(plan: Plan) -> str:
     """A sentence for each part that lacks a required fact; empty if none does."""
     sentences = []
     for group in NEEDED:

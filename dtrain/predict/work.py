@@ -14,7 +14,8 @@ arXiv 2204.02311). The ring of mesh.cp is an exception: its n ranks skip blocks 
 from dataclasses import dataclass
 
 from dtrain.config.facts import fact
-from dtrain.predict.shapes import Block, Decided, Shapes
+from dtrain.planned import Plan
+from dtrain.predict.shapes import Block, Shapes
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Work:
         return self.forward + self.backward + self.recomputed
 
 
-def work(plan: Decided, shapes: Shapes) -> Work:
+def work(plan: Plan, shapes: Shapes) -> Work:
     """Operations of one step; all zero if the work of the model is not known."""
     samples, cp = plan.batch.size, plan.mesh.cp
     visible = (cp + 1) / (2 * cp) if plan.context.get("attention") == "ring" else 1.0
@@ -60,7 +61,7 @@ def _experts(block: Block) -> int:
     )
 
 
-def recomputed(plan: Decided, blocks: int) -> float:
+def recomputed(plan: Plan, blocks: int) -> float:
     """Fraction of the blocks that remat recomputes."""
     if fact(plan.remat, "keeps") != "inputs":
         return 0.0

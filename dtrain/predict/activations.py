@@ -8,32 +8,29 @@ is one.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
+from dtrain.predict.shapes import Attention, Block, Experts, LayoutBytes, Split, Types, Weight
 
-LAYOUT = {
-    "colwise": "inside", "rowwise": "stream", "rowwise_split_input": "stream", "embedding_rowwise": "stream",
-    "colwise_gather_output": "logits",
-    "colwise_rep": "logits", "sequence_parallel": "whole",
-}  # fmt: skip
-"""Style of a model's `tp_plan` -> layout of the module's output, a field of Kept."""
-DIM = {
-    "colwise": 0,
-    "rowwise": 1,
-    "rowwise_split_input": 1,
-    "embedding_rowwise": 0,
-    "colwise_gather_output": 0,
-    "colwise_rep": 0,
+STYLES: Mapping[str, tuple[str, int | None]] = {
+    "colwise": ("inside", 0),
+    "colwise_gather_output": ("logits", 0),
+    "colwise_rep": ("logits", 0),
+    "rowwise": ("stream", 1),
+    "rowwise_split_input": ("stream", 1),
+    "embedding_rowwise": ("stream", 0),
+    "sequence_parallel": ("whole", None),
 }
-"""Style -> dim along which tp splits the weight."""
+"""Style of a model's `tp_plan` -> layout of the module's output (a field of LayoutBytes), and the dim along which tp
+splits the weight.
+"""
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor between two operators: `numbers` of one sample, `bytes` each; `layout` names a field of Kept. `trained`:
-    it receives a gradient; `sample`: it is an input, in memory in any case.
+    """A tensor between two operators: `numbers` of one sample, `bytes` each; `layout` names a field of LayoutBytes.
+    `trained`: it receives a gradient; `sample`: it is an input, in memory in any case.
     """
 
     numbers: float
@@ -79,17 +76,17 @@ class ActivationModel:
 
     def block(self, out: Value, *, count: int = 1, listed: bool = True) -> Block:
         first = [self._first] if self._first and (self._first.trained or not self._first.sample) else []
-        kept = {
+        saved = {
             "all": _sum(value for step in self._steps for value in step.saved),
             "products": _sum((*first, *self._products)),
             "inputs": _sum(first),
-            "taken": _sum(value for step in self._steps for value in step.saved if value in first),
-            "given": _sum(value for step in self._steps for value in step.saved if value is out),
+            "saved_input": _sum(value for step in self._steps for value in step.saved if value in first),
+            "saved_output": _sum(value for step in self._steps for value in step.saved if value is out),
             "deferred_wgrad": _sum(self._deferred_wgrad),
             "ends": _sum(self._ends(out)),
         }
         return Block(
-            self.name, count, listed, tuple(self.weights), kept, self._peak_live(out), self.work, self.backward_work,
+            self.name, count, listed, tuple(self.weights), saved, self._peak_live(out), self.work, self.backward_work,
             self.attention_work,
             self.work + self.attention_work - self._tail, round(out.numbers),
             (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
@@ -125,15 +122,13 @@ class ActivationModel:
     ) -> Value:
         """Multiply `rows` rows by a weight [outputs, inputs]."""
         whole = f"{self.name}.{name}" if name else self.name
-        dim = DIM.get(style)
+        layout, dim = STYLES.get(style, (x.layout, None))
         self.weights.append(Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden))
         if bias:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
-        return self.product(
-            x, Value(rows * outputs, self.types.compute, LAYOUT.get(style, x.layout)), rows * inputs * outputs
-        )
+        return self.product(x, Value(rows * outputs, self.types.compute, layout), rows * inputs * outputs)
 
     def product(self, x: Value, out: Value, work: int) -> Value:
         """A matrix product with a weight; the input is saved in the compute type."""
@@ -149,19 +144,9 @@ class ActivationModel:
         """RMS norm over `groups` of `width` numbers, with a weight if it has a name; `out`: layout of the result."""
         statistics = Value(groups, 4, x.layout)
         if name:
-            self.weights.append(
-                Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,))
-            )
-            if style:
-                self.splits.append(
-                    Split(
-                        f"{self.name}.{name}" if name != self.name else name,
-                        style,
-                        groups * width,
-                        groups * width,
-                        width,
-                    )
-                )
+            whole, numbers = name if name == self.name else f"{self.name}.{name}", groups * width
+            self.weights.append(Weight(f"{whole}.weight", (width,)))
+            self.splits += [Split(whole, style, numbers, numbers, width)] if style else []
         result = Value(x.numbers, x.bytes, out or x.layout)
         if self.fused:
             return self.op([x], result, x, statistics, deferred_wgrad=bool(name))
@@ -209,10 +194,8 @@ class ActivationModel:
 
     def _ends(self, out: Value) -> Iterator[Value]:
         """Values saved after the last product, and products whose gradient is that of `out` without a copy."""
-        deferred_wgrad, users = (
-            {id(value) for value in self._deferred_wgrad},
-            Counter(id(value) for step in self._steps for value in step.inputs),
-        )
+        deferred_wgrad = {id(value) for value in self._deferred_wgrad}
+        users = Counter(id(value) for step in self._steps for value in step.inputs)
         last = max((index for index, step in enumerate(self._steps) if id(step.out) in deferred_wgrad), default=-1)
         before = {id(value) for step in self._steps[: last + 1] for value in step.saved}
         yield from (value for step in self._steps[last + 1 :] for value in step.saved if id(value) not in before)
@@ -222,39 +205,37 @@ class ActivationModel:
                 same |= {id(value) for value in step.inputs if users[id(value)] == 1 and value.bytes == step.out.bytes}
         yield from (value for value in self._deferred_wgrad if id(value) in same)
 
-    def _peak_live(self, out: Value) -> Kept:
+    def _peak_live(self, out: Value) -> LayoutBytes:
         """Peak live memory of the backward, from the last step to the first: saved tensors and flowing gradients."""
-        holders = Counter(
-            id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values()
-        )
+        holders = Counter(one for step in self._steps for one in {id(value) for value in step.saved})
         alive = {id(value): value for step in self._steps for value in step.saved}
         flowing = {id(out): out}
-        most, best = 0.0, Kept()
+        most, best = 0.0, LayoutBytes()
         for step in reversed(self._steps):
             inputs = [value for value in step.inputs if value.trained and id(value) not in flowing]
-            allocated = inputs[:1] if step.passed else inputs
             if step.passed:
                 flowing.pop(id(step.out), None)
-            flowing |= {id(value): value for value in allocated}
+                inputs = inputs[:1]
+            flowing |= {id(value): value for value in inputs}
             now = [*alive.values(), *flowing.values()]
             size = sum(value.size for value in now)
             if size > most:
                 most, best = size, _tally(now)
             flowing.pop(id(step.out), None)
-            for value in {id(value): value for value in step.saved}:
-                holders[value] -= 1
-                if not holders[value]:
-                    alive.pop(value)
+            for one in {id(value) for value in step.saved}:
+                holders[one] -= 1
+                if not holders[one]:
+                    alive.pop(one)
         return best
 
 
-def _sum(values: object) -> Kept:
+def _sum(values: Iterable[Value]) -> LayoutBytes:
     """Total size; a value that occurs twice counts once."""
-    return _tally({id(value): value for value in values}.values())  # type: ignore[attr-defined]
+    return _tally({id(value): value for value in values}.values())
 
 
-def _tally(values: object) -> Kept:
+def _tally(values: Iterable[Value]) -> LayoutBytes:
     sizes = dict.fromkeys(("whole", "stream", "inside", "logits"), 0.0)
-    for value in (each for each in values if not each.sample):  # type: ignore[attr-defined]
-        sizes[value.layout] += value.size
-    return Kept(**sizes)
+    for value in values:
+        sizes[value.layout] += value.size * (not value.sample)
+    return LayoutBytes(**sizes)

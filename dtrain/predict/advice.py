@@ -60,10 +60,8 @@ def advise(plan: Plan, attempt: Try) -> list[Change]:
             if change:
                 changes[indices] = change
     best = sorted(changes.items(), key=lambda item: item[1].cost)[:MOST]
-    return sorted(
-        (_milder([ladders[index] for index in indices], change, attempt) for indices, change in best),
-        key=lambda change: change.cost,
-    )
+    mildest = (_milder([ladders[index] for index in indices], change, attempt) for indices, change in best)
+    return sorted(mildest, key=lambda change: change.cost)
 
 
 def _fitting(words: tuple[str, ...], attempt: Try) -> Change | None:

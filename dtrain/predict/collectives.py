@@ -89,23 +89,17 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
     root: list[Weight] = []
     once = view.plan.batch.accumulate if view.holding.frees else 1
     for index, block in enumerate(stage):
-        dense = [weight for weight in block.weights if not (weight.experts and apart)]
+        experts = [weight for weight in block.weights if weight.experts and apart]
+        dense = [weight for weight in block.weights if weight not in experts]
         if block.head:
             yield from _unit(view, dense, 1, once)
-            continue
-        if not block.listed:
+        elif block.listed:
+            one = int(index == stays)  # its backward follows at once, so it stays gathered
+            yield from _unit(view, dense, block.count - one, _gathers(view, block))
+            yield from _unit(view, dense, one, _gathers(view, block, stays=True))
+            yield from _unit(view, experts, block.count, _gathers(view, block), axis="expert_shard")
+        else:
             root += dense * block.count
-            continue
-        one = int(index == stays)  # its backward follows at once, so it stays gathered
-        yield from _unit(view, dense, block.count - one, _gathers(view, block))
-        yield from _unit(view, dense, one, _gathers(view, block, stays=True))
-        yield from _unit(
-            view,
-            [weight for weight in block.weights if weight.experts and apart],
-            block.count,
-            _gathers(view, block),
-            axis="expert_shard",
-        )
     yield from _unit(view, root, 1, once)
     yield from _wasted(view, [stage[index] for index in listed], root, several=several)
 
@@ -160,14 +154,13 @@ def _ddp(view: View) -> Iterator[Call]:
 
 def _averaged(view: View) -> Iterator[Call]:
     """Collectives of dtrain.strategy.ddp.average after the backward, used together with other axes."""
-    mesh = view.plan.mesh
-    for axis, some in (
-        ("batch", [w for w in view.weights if not (w.experts and mesh.ep > 1)]),
-        ("expert_shard", [w for w in view.weights if w.experts and mesh.ep > 1]),
-    ):
-        sizes = [math.prod(gathered(view.plan, weight)) * view.types.param for weight in some]
-        if sizes:
-            yield Call(axis, "all_reduce", "gradients", _buckets(sizes, _bucket(view.plan)), sum(sizes))
+    sizes: dict[str, list[int]] = {"batch": [], "expert_shard": []}
+    for weight in view.weights:
+        axis = "expert_shard" if weight.experts and view.plan.mesh.ep > 1 else "batch"
+        sizes[axis].append(math.prod(gathered(view.plan, weight)) * view.types.param)
+    for axis, each in sizes.items():
+        if each:
+            yield Call(axis, "all_reduce", "gradients", _buckets(each, _bucket(view.plan)), sum(each))
 
 
 def _bucket(plan: Plan) -> int:
@@ -229,17 +222,11 @@ def _activations(view: View, times: int, kind: str, each: float) -> Call:
 
 def _replicated_weights(view: View, block: Block) -> Iterator[Call]:
     """Norms that see a part of the sequence or of the heads compute partial gradients, which are summed."""
-    styles = (
-        ("sequence_parallel", "replicated_with_grad_allreduce")
-        if view.plan.tensor["sequence"] == "split"
-        else ("replicated_with_grad_allreduce",)
-    )
-    for split in block.splits:
-        if split.style in styles:
-            for weight in block.weights:
-                if weight.trained and weight.name.rpartition(".")[0] == split.name:
-                    times = block.count * view.reduces
-                    yield Call("tp", "all_reduce", "gradients", times, times * weight.count * view.stream)
+    styles = ["replicated_with_grad_allreduce"] + ["sequence_parallel"] * (view.plan.tensor["sequence"] == "split")
+    for split, weight in itertools.product(block.splits, block.weights):
+        if split.style in styles and weight.trained and weight.name.rpartition(".")[0] == split.name:
+            times = block.count * view.reduces
+            yield Call("tp", "all_reduce", "gradients", times, times * weight.count * view.stream)
 
 
 def _loss(view: View) -> Iterator[Call]:
@@ -277,13 +264,8 @@ def _experts(view: View) -> Iterator[Call]:
             if mesh.ep > 1:
                 forwards, rows = times * (block.count + again), view.rows * one.rows * one.width * one.bytes
                 backwards = times * block.count
-                yield Call(
-                    "ep",
-                    "all_to_all",
-                    "rows",
-                    3 * forwards + 2 * backwards,
-                    forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows,
-                )
+                size = forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows
+                yield Call("ep", "all_to_all", "rows", 3 * forwards + 2 * backwards, size)
     counted = sum(block.count * one.count for block, _ in view.blocks for one in block.experts)
     if counted:
         yield Call("batch", "all_reduce", "balance of experts", 1, 8 * counted)
@@ -308,18 +290,16 @@ def _pipeline(view: View) -> Iterator[Call]:
 
 def _optimizer(view: View) -> Iterator[Call]:
     needs, size = fact(view.plan.optim, "needs"), view.groups["dp_shard"].size if view.holding.shards else 1
-    if needs == "matrices":
-        for weight in view.weights:
-            if weight.hidden:
-                yield from _muon(view, weight, size)
+    for weight in view.weights:
+        if needs == "matrices" and weight.hidden:
+            yield from _muon(view, weight, size)
     if needs == "statistics":
-        for matrix, moved in itertools.product((True, False), repeat=2):
-            same = [
-                w
-                for w in view.weights
-                if (len(w.shape) > 1) == matrix and (w.experts and view.plan.mesh.ep > 1) == moved
-            ]
-            yield from _adafactor(view, same, ("expert_shard", "ep") if moved else ("dp_shard",))
+        alike: dict[tuple[bool, bool], list[Weight]] = {}
+        for weight in view.weights:
+            moved = weight.experts and view.plan.mesh.ep > 1
+            alike.setdefault((len(weight.shape) > 1, moved), []).append(weight)
+        for (_, moved), weights in alike.items():
+            yield from _adafactor(view, weights, ("expert_shard", "ep") if moved else ("dp_shard",))
 
 
 def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> Iterator[Call]:
@@ -329,9 +309,9 @@ def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> It
     for axis in (*data, "tp"):
         count = numbers = means = 0
         for weight in weights:
-            splits = {name: 0 for name in data if name == "ep" or view.holding.shards} | (
-                {} if weight.tp is None else {"tp": weight.tp}
-            )
+            splits = {name: 0 for name in data if name == "ep" or view.holding.shards}
+            if weight.tp is not None:
+                splits["tp"] = weight.tp
             if axis not in splits or view.groups[axis].size == 1 or not weight.shape:
                 continue
             local = list(weight.shape)

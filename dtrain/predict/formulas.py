@@ -8,23 +8,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dtrain.config.facts import Part, about, fact
 from dtrain.planned import Plan
 from dtrain.predict.activations import ActivationModel, Value
-from dtrain.predict.shapes import (
-    Attention,
-    Block,
-    Experts,
-    Kept,
-    Shapes,
-    Split,
-    Types,
-    Weight,
-    runs,
-    types_of,
-)
+from dtrain.predict.shapes import Attention, Block, Experts, LayoutBytes, Shapes, Split, Types, Weight, runs, types_of
 from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
 
@@ -73,15 +63,13 @@ def facts_of(data: Part) -> Mapping[str, Any]:
 def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
     C = part["width"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / 64)
-    return _transformer(
-        part, run, lambda tape, x: _feed_forward(tape, x, "feed_forward", C, hidden, run), sequence=True
-    )
+    return _transformer(part, run, partial(_feed_forward, "feed_forward", C, hidden, run), sequence=True)
 
 
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
-    base = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
+    base = _transformer(part, run, partial(_mixture, C, hidden, E, K, shared, run), sequence=False)
     bias = 4 * E * part["layers"]
     return replace(base, buffers=base.buffers + bias + 8 * E * part["layers"], saved=bias)
 
@@ -113,7 +101,7 @@ def _transformer(
     if part["tied"]:
         head.weights.clear()
     blocks.append(replace(head.block(head.tokens(logits, T), listed=False), head=not part["tied"]))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, Kept(logits=logits.size))
+    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, LayoutBytes(logits=logits.size))
 
 
 def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:
@@ -128,16 +116,15 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
-def _feed_forward(tape: ActivationModel, x: Value, name: str, width: int, hidden: int, run: Run) -> Value:
-    gate, up = (
-        tape.linear(x, f"{name}.{side}", width, hidden, rows=run.tokens, style="colwise") for side in ("gate", "up")
-    )
-    return tape.linear(
-        tape.times(tape.pointwise(gate), up), f"{name}.down", hidden, width, rows=run.tokens, style="rowwise"
-    )
+def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: ActivationModel, x: Value) -> Value:
+    T = run.tokens
+    gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise")
+    up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise")
+    y = tape.times(tape.pointwise(gate), up)
+    return tape.linear(y, f"{name}.down", hidden, width, rows=T, style="rowwise")
 
 
-def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
+def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: ActivationModel, x: Value) -> Value:
     T, low = run.tokens, run.types.compute
     R, name = T * K, f"{tape.name}.feed_forward"
     tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
@@ -150,20 +137,15 @@ def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, sh
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
     rows = tape.op([x], Value(R * C, x.bytes, "whole"))
     rows = tape.cast(rows, low)
-    tape.weights += [
-        Weight(f"{name}.experts.{side}", (E, *shape), experts=True, product=True) for side, shape in _sides(F, C)
-    ]
+    for side, shape in {"gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}.items():
+        tape.weights.append(Weight(f"{name}.experts.{side}", shape, experts=True, product=True))
     tape.mixtures.append(Experts(E, K, C, F, R, low))
     gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C) for _ in range(2))
     y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
     y = tape.op([y], Value(R * C, low, "whole"))
     wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
-    return tape.add(out, _feed_forward(tape, x, "feed_forward.shared", C, shared * F, run)) if shared else out
-
-
-def _sides(F: int, C: int) -> tuple[tuple[str, tuple[int, int]], ...]:
-    return ("gate", (F, C)), ("up", (F, C)), ("down", (C, F))
+    return tape.add(out, _feed_forward("feed_forward.shared", C, shared * F, run, tape, x)) if shared else out
 
 
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -182,7 +164,9 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     style = "rowwise" if part["layers"] % 2 else "colwise_gather_output"
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
-    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, Kept(out.size))
+    return Shapes(
+        runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, LayoutBytes(out.size)
+    )
 
 
 def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -192,17 +176,15 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
     blocks.append(stem.block(x, listed=False))
     channels = part["width"]
-    for number, (stage, first) in enumerate(
-        (stage, not block) for stage in range(part["stages"]) for block in range(part["blocks"])
-    ):
-        wider, stride = part["width"] * 2**stage, 2 if stage and first else 1
+    for number, (stage, block) in enumerate(itertools.product(range(part["stages"]), range(part["blocks"]))):
+        wider, stride = part["width"] * 2**stage, 2 if stage and not block else 1
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
         x = tape.begin(Value(x.numbers, x.bytes, "whole"))
         y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
-        short = (
-            x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
-        )
+        short = x
+        if channels != wider or stride > 1:
+            short = _conv(tape, x, "shortcut", channels, wider, 1, height * width)
         y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
@@ -211,7 +193,7 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
     size = 4 * math.prod(part["inputs"])
-    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, Kept(out.size))
+    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, LayoutBytes(out.size))
 
 
 def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
@@ -224,13 +206,8 @@ def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:
     """relu(group_norm(x))"""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
     high = tape.cast(x, 4) if tape.fused else x  # on a GPU, autocast runs it in fp32
-    y = tape.op(
-        [high],
-        Value(x.numbers, high.bytes, "whole"),
-        high,
-        Value(2 * math.gcd(channels, 8), 4, "whole"),
-        deferred_wgrad=True,
-    )
+    statistics = Value(2 * math.gcd(channels, 8), 4, "whole")
+    y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, statistics, deferred_wgrad=True)
     return tape.pointwise(y, keeps="output")
 
 

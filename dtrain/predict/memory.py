@@ -55,26 +55,20 @@ def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[Sequence[Block]], rank:
     blocks = [block for stage in stages for block in stage]
     state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
-    buffers = (
-        shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
-    )
+    pp, cp = plan.mesh.pp, plan.mesh.cp
+    buffers = shapes.buffers / pp + shapes.tables / cp + shapes.sample * plan.batch.local / cp
     base: Moment = {"buffers": buffers, "average": state.average}
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
     handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
     timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
-    timeline.append(
-        (
-            "optimizer step",
-            {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)},
-        )
-    )
+    update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}
+    timeline.append(("optimizer step", update))
     when, moment = max(((when, base | moment) for when, moment in timeline), key=lambda each: sum(each[1].values()))
-    kept = max(moment.get("activations", 0.0) for _, moment in timeline)
+    activations = max(moment.get("activations", 0.0) for _, moment in timeline)
     local = state.parameters + state.optimizer + state.average
     return Memory(
-        state.parameters, state.gradients, state.optimizer, round(kept), round(buffers), round(sum(moment.values())),
-        when,
-        f"pp rank {rank}" if plan.mesh.pp > 1 else "",
+        state.parameters, state.gradients, state.optimizer, round(activations), round(buffers),
+        round(sum(moment.values())), when, f"pp rank {rank}" if plan.mesh.pp > 1 else "",
         {name: round(size) for name, size in moment.items() if size >= 1},
         local + away * (state.all - state.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
     )  # fmt: skip
@@ -95,9 +89,7 @@ def _update(plan: Plan, blocks: Sequence[Block], state: StateBytes) -> float:
     iterates, squares = (6, 4) if plan.optim.get("products") == "bf16" else (8, 8)
     stacks: dict[tuple[int, ...], float] = {}
     for count, weight in weights:
-        least = min(weight.shape)
-        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (
-            types.param * weight.count + iterates * weight.count + squares * least**2
-        )
+        each = (types.param + iterates) * weight.count + squares * min(weight.shape) ** 2
+        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * each
     directions = sum(count * math.prod(piece(plan, weight)) * types.param for count, weight in weights)
     return directions + max(stacks.values(), default=0.0)

@@ -30,9 +30,9 @@ Moment = dict[str, float]
 class Sizes:
     """Bytes of one block and one microbatch on one rank; `unit` as in Block. Weights: gathered (`whole`), and the
     copies of autocast (`casts`). Gradients: from autograd (`made`), accumulated over microbatches (`summed`), on the
-    wire (`sent`), after reduction (`end`), and the `largest` one. Activations: saved for the backward (`kept`), of
-    these the block's input (`taken`) and output (`given`); peak live memory of its backward (`peak_live`), the output
-    (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`), with the part that only the
+    wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the backward (`saved`), of these the
+    block's input (`saved_input`) and output (`saved_output`); peak live memory of its backward (`peak_live`), the
+    output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`), with the part that only the
     following block needs (`ends`).
     """
 
@@ -45,11 +45,11 @@ class Sizes:
     sent: float
     end: float
     largest: float
-    kept: float
+    saved: float
     peak_live: float
     passes: float
-    taken: float
-    given: float
+    saved_input: float
+    saved_output: float
     deferred_wgrad: float
     ends: float
 
@@ -60,15 +60,15 @@ def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
-    kept, peak_live = _activations(plan, shapes, block)
+    saved, peak_live = _activations(plan, shapes, block)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
         sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
-        kept * micro, peak_live * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
-        *(block.kept[way].of(plan) * micro for way in ("taken", "given", "deferred_wgrad", "ends")),
+        saved * micro, peak_live * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
+        *(block.saved[way].of(plan) * micro for way in ("saved_input", "saved_output", "deferred_wgrad", "ends")),
     )  # fmt: skip
 
 
@@ -76,15 +76,15 @@ def _activations(plan: Plan, shapes: Shapes, block: Block) -> tuple[float, float
     """(saved bytes, peak live bytes of the backward) of one sample; recomputed tensors are live in the backward as if
     saved.
     """
-    everything = block.kept["all"].of(plan)
-    whole = min(everything, block.kept[fact(plan.compile, "keeps")].of(plan)) if block.listed else everything
+    everything = block.saved["all"].of(plan)
+    whole = min(everything, block.saved[fact(plan.compile, "keeps")].of(plan)) if block.listed else everything
     peak_live = block.peak_live.of(plan) - (everything - whole)
     if not block.listed:
         return whole, peak_live
     if fact(plan.remat, "keeps") != "inputs":
-        return min(whole, block.kept[fact(plan.remat, "keeps")].of(plan)), peak_live
+        return min(whole, block.saved[fact(plan.remat, "keeps")].of(plan)), peak_live
     again = recomputed(plan, shapes.listed)
-    return (1 - again) * whole + again * block.kept["inputs"].of(plan), peak_live
+    return (1 - again) * whole + again * block.saved["inputs"].of(plan), peak_live
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,9 @@ class Place:
 def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
     """The first and the last block of each run."""
     for index, run in enumerate(blocks):
-        one = replace(run, count=1)
         for done in {0, run.count - 1}:
-            yield Place(
-                (*blocks[:index], replace(run, count=done)),
-                one,
-                (replace(run, count=run.count - 1 - done), *blocks[index + 1 :]),
-            )
+            before, behind = replace(run, count=done), replace(run, count=run.count - 1 - done)
+            yield Place((*blocks[:index], before), replace(run, count=1), (behind, *blocks[index + 1 :]))
 
 
 def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> float:
@@ -116,8 +112,8 @@ def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> fl
 def inside(place: Place) -> Moment:
     """Activations during the backward of one microbatch."""
     block = place.block
-    kept = total(place.before, "kept") + total(place.before, "casts") + block.kept + block.casts
-    return {"activations": kept, "inside a block": max(0.0, block.peak_live - block.kept)}
+    saved = total(place.before, "saved") + total(place.before, "casts") + block.saved + block.casts
+    return {"activations": saved, "inside a block": max(0.0, block.peak_live - block.saved)}
 
 
 def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
@@ -144,10 +140,8 @@ def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: b
     accumulates them in addition to its buckets before the last microbatch.
     """
     if several or state.buckets:
-        return {
-            "gradients": total(blocks, "made") * (several + state.buckets),
-            "gradients on their way": place.block.largest,
-        }
+        gradients = total(blocks, "made") * (several + state.buckets)
+        return {"gradients": gradients, "gradients on their way": place.block.largest}
     return {"gradients": total(place.behind, "made") + place.block.made}
 
 
@@ -192,15 +186,13 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     if several and state.every:
         gradients = total(blocks, "end")
     elif several:
-        gradients, root = (
-            total(place.before, "summed", unit=True) + total(place.behind, "end", unit=True),
-            total(blocks, "summed", unit=False),
-        )
+        gradients = total(place.before, "summed", unit=True) + total(place.behind, "end", unit=True)
+        root = total(blocks, "summed", unit=False)
     else:
         gradients = total(place.behind, "end", unit=True)
     way = (place.block.made if state.every or not several else place.block.summed) + place.block.sent + place.block.end
     return {
-        "activations": total(place.before, "kept"), "gradients": gradients + root,
+        "activations": total(place.before, "saved"), "gradients": gradients + root,
         "gathered blocks": _gathered(state, place, blocks, last=True, own=False), "gradients on their way": way,
     }  # fmt: skip
 
@@ -215,34 +207,28 @@ def pipelined(
     """
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
-    flights = {
-        stage: _flight(plan, some, stage, handed, shapes.returns.of(plan) * plan.batch.microbatch)
-        for stage, some in mine.items()
-    }
+    returns = shapes.returns.of(plan) * plan.batch.microbatch
+    flights = {stage: _flight(plan, some, stage, handed, returns) for stage, some in mine.items()}
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
     # the inputs of all microbatches, concatenated
     between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}
     largest = max(size.made if state.shards else size.largest for size in blocks)
     for most, own in _in_flight(plan, flights, rank):
-        yield (
-            "backward",
-            {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest},
-        )
+        here = {"activations": most, "inside a block": own}
+        yield "backward", here | both | between | {"gradients on their way": largest}
     if state.shards:
-        yield (
-            "reduction",
-            {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")},
-        )
+        way = max(size.sent for size in blocks) + total(blocks, "end")
+        yield "reduction", both | between | {"gradients on their way": way}
 
 
 @dataclass(frozen=True)
 class Flight:
-    """Bytes of one microbatch in one stage. From its forward on: tensors that autograd `kept`, and the output `sent` to
-    another rank. In its backward: live memory `inside` a block, then the gradient sent (`returned`), and memory that
-    waits for the weight backward (`left`).
+    """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
+    `sent` to another rank. In its backward: live memory `inside` a block, then the gradient sent (`returned`), and
+    memory that waits for the weight backward (`left`).
     """
 
-    kept: float
+    saved: float
     sent: float
     inside: float
     returned: float
@@ -258,11 +244,11 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
     """
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
-    kept = total(blocks, "kept") + total(blocks, "casts")
-    most = max(sum(inside(place).values()) for place in places(blocks)) - kept
+    saved = total(blocks, "saved") + total(blocks, "casts")
+    most = max(sum(inside(place).values()) for place in places(blocks)) - saved
     return Flight(
-        kept + returns * last - (0.0 if first else blocks[0].taken),
-        0.0 if last else max(0.0, handed[stage] - blocks[-1].given) * (owners[stage + 1] != owners[stage]),
+        saved + returns * last - (0.0 if first else blocks[0].saved_input),
+        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output) * (owners[stage + 1] != owners[stage]),
         most,
         0.0 if first else handed[stage - 1] * (owners[stage - 1] != owners[stage]),
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
@@ -277,10 +263,8 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if fact(shape.order, "keeps") == "all":
-        yield (
-            count * sum(each.kept + each.sent for each in flights.values()),
-            max(each.inside for each in flights.values()),
-        )
+        every = count * sum(each.saved + each.sent for each in flights.values())
+        yield every, max(each.inside for each in flights.values())
         return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
@@ -289,13 +273,13 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
-            flying += here.kept + here.sent
+            flying += here.saved + here.sent
             continue
         best = max(best, (flying, here.inside * (kind != "W")), key=sum)
         flying += here.returned * ends * (kind in "BI") + here.left * (kind == "I")
         most = max(most, flying)
         if kind != "I":
-            flying -= here.kept + here.sent * (not ends) + here.left * (kind == "W")
+            flying -= here.saved + here.sent * (not ends) + here.left * (kind == "W")
     more = ends * (count - few) * sum(each.sent + each.returned for each in flights.values())
     yield best[0] + more, best[1]
     yield most + more, 0.0
@@ -303,10 +287,8 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
 
 def _between(plan: Plan, handed: Sequence[float], rank: int) -> float:
     """Receive buffers: torch's schedules allocate one for each neighbour and microbatch."""
-    return plan.batch.accumulate * sum(
-        (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1)
-        for stage in _owned(plan, rank)
-    )
+    over = [0.0, *handed[:-1], 0.0]  # before and after each stage
+    return plan.batch.accumulate * sum(over[stage] + over[stage + 1] for stage in _owned(plan, rank))
 
 
 def _owned(plan: Plan, rank: int) -> list[int]:

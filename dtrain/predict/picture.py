@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from dtrain.planned import Plan
+from dtrain.planned import AXES, Plan
 from dtrain.predict.schedule import Action, Timeline, timeline
 from dtrain.predict.view import groups
 
@@ -20,30 +20,22 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
     if plan.world == 1:
         return []
     among = groups(plan)
-    inner = next(
-        (
-            group.size
-            for axis, group in among.items()
-            if axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp") and group.size > 1
-        ),
-        1,
-    )
+    inner = next((among[axis].size for axis in reversed(AXES) if among[axis].size > 1), 1)
     drawn = min(plan.nodes, MOST_NODES if plan.world <= MOST_NODES * 8 else 1)
     lines = [_node(plan, node, inner, width) for node in range(drawn)]
     if drawn < plan.nodes:
         lines.append(f"{plan.nodes - drawn} more nodes, up to rank {plan.world - 1}")
-    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+    for axis in (*AXES, "ep"):
         group = among[axis]
         if group.size > 1 and not (axis == "cp" and plan.mesh.dp_shard == 1):
-            name = "dp_shard x cp" if axis == "dp_shard" and plan.mesh.cp > 1 else axis
-            far = group.stride * (group.size - 1) >= plan.devices or (
-                group.stride * group.size > plan.devices and plan.devices % (group.stride * group.size)
+            name, reach = (
+                "dp_shard x cp" if axis == "dp_shard" and plan.mesh.cp > 1 else axis,
+                group.stride * group.size,
             )
+            far = reach - group.stride >= plan.devices or (reach > plan.devices and plan.devices % reach)
             where = "across nodes" if far and plan.nodes > 1 else "inside a node"
-            lines.append(
-                f"{name}={group.size}: {plan.world // group.size} group(s) such as "
-                f"{_ranks(group.size, group.stride)}, {where}"
-            )
+            ranks = _ranks(group.size, group.stride)
+            lines.append(f"{name}={group.size}: {plan.world // group.size} group(s) such as {ranks}, {where}")
     return lines
 
 
@@ -53,26 +45,25 @@ def pipeline(plan: Plan, width: int = 100) -> list[str]:
     """
     if plan.mesh.pp == 1:
         return []
-    shown = [*range(min(plan.mesh.pp, MOST_ROWS))]
-    columns = width - len(str(plan.mesh.pp)) - 1
+    pp, digits = plan.mesh.pp, len(str(plan.mesh.pp))
+    columns = width - digits - 1
     count, schedule = _drawn(plan, columns)
-    lines = [f"{rank:>{len(str(plan.mesh.pp))}} {''.join(_row(schedule, rank, columns))}" for rank in shown]
-    if len(shown) < plan.mesh.pp:
-        lines.append(f"and {plan.mesh.pp - len(shown)} more")
-    fewer = (
-        f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}"
-        if count < plan.batch.accumulate
-        else ""
-    )
-    narrow = "; too narrow to draw every action" if schedule.length > columns else ""
-    return [*lines, LEGEND + fewer + narrow]
+    lines = [f"{rank:>{digits}} {''.join(_row(schedule, rank, columns))}" for rank in range(min(pp, MOST_ROWS))]
+    if pp > MOST_ROWS:
+        lines.append(f"and {pp - MOST_ROWS} more")
+    legend = LEGEND
+    if count < plan.batch.accumulate:
+        legend += f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}"
+    if schedule.length > columns:
+        legend += "; too narrow to draw every action"
+    return [*lines, legend]
 
 
 def _drawn(plan: Plan, columns: int) -> tuple[int, Timeline]:
     """Number of microbatches to draw, in whole rounds as far as they fit, and their timeline."""
     pp, count = plan.mesh.pp, plan.batch.accumulate
-    schedule = timeline(plan.pipeline, pp, min(count, 4 * pp) if count % pp == 0 else count)
     count = min(count, 4 * pp) if count % pp == 0 else count
+    schedule = timeline(plan.pipeline, pp, count)
     while schedule.length > columns and count % pp == 0 and count > 2 * pp:
         count -= pp
         schedule = timeline(plan.pipeline, pp, count)
@@ -83,9 +74,8 @@ def _node(plan: Plan, node: int, inner: int, width: int) -> str:
     first = node * plan.devices
     ranks = [str(rank) for rank in range(first, first + plan.devices)]
     cut = math.gcd(inner, plan.devices) if plan.devices % inner else inner
-    line = f"node {node}  " + " ".join(
-        f"[{' '.join(ranks[begin : begin + cut])}]" for begin in range(0, plan.devices, cut)
-    )
+    pieces = (" ".join(ranks[begin : begin + cut]) for begin in range(0, plan.devices, cut))
+    line = f"node {node}  " + " ".join(f"[{piece}]" for piece in pieces)
     return line if len(line) <= width else f"node {node}  ranks {first} to {first + plan.devices - 1}"
 
 

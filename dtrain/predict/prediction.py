@@ -2,7 +2,6 @@
 tools.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,24 +47,19 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as a JSON object."""
-        shapes = {"parameters": self.shapes.parameters, "unknown": self.shapes.unknown}
-        parts: Mapping[str, Any] = {
-            name: getattr(self, name) for name in ("budget", "checkpoint", "rank", "bubble", "in_flight", "fits")
-        }
-        calls = [asdict(call) for call in self.calls]
-        whole = {
-            name: asdict(part) if part else None
-            for name, part in (("work", self.work), ("time", self.time), ("machine", self.machine))
-        }
-        budget = None if self.budget == float("inf") else self.budget
+        figures = {name: getattr(self, name) for name in ("checkpoint", "rank", "bubble")}
         return {
-            **shapes,
+            "parameters": self.shapes.parameters,
+            "unknown": self.shapes.unknown,
             "memory": asdict(self.memory),
-            **whole,
-            **parts,
-            "budget": budget,
+            "work": asdict(self.work),
+            "time": asdict(self.time) if self.time else None,
+            "machine": asdict(self.machine) if self.machine else None,
+            "budget": None if self.budget == float("inf") else self.budget,
+            **figures,
             "in_flight": list(self.in_flight),
-            "calls": calls,
+            "fits": self.fits,
+            "calls": [asdict(call) for call in self.calls],
         }
 
 

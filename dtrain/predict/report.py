@@ -1,6 +1,6 @@
 """Formats a prediction as rows of a name and a text, at most about as wide as a screen."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from dtrain.planned import Plan
 from dtrain.predict import picture
@@ -10,7 +10,6 @@ from dtrain.predict.prediction import LIBRARIES, Prediction
 from dtrain.predict.view import groups
 
 Row = tuple[str, str]
-WHEN = {"step": "", "flush": "at a flush of the log", "data": "", "agreement": "now and then"}
 SMALL = 1 << 16
 """Axes with fewer bytes per step share one row."""
 
@@ -20,7 +19,7 @@ def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Ro
     if prediction.shapes.blocks:
         yield from _memory(plan, prediction)
         yield "work", _work(prediction)
-        yield from _collectives(plan, prediction)
+        yield from _named("collectives", _collectives(plan, prediction))
         yield from _time(plan, prediction)
         yield from _named("pipeline", _pipeline(plan, prediction, width))
     else:
@@ -63,66 +62,43 @@ def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     verdict = "" if prediction.fits else "  DOES NOT FIT"
     libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
     unknown = "" if memory.known else f"; without activations: {prediction.shapes.unknown}"
-    yield (
-        "memory",
-        f"peak {size(memory.peak)} per rank{budget}, in the {memory.when}{where}{libraries}{unknown}{verdict}",
-    )
+    peak = f"peak {size(memory.peak)} per rank{budget}"
+    yield "memory", f"{peak}, in the {memory.when}{where}{libraries}{unknown}{verdict}"
     parts = sorted(memory.moment.items(), key=lambda part: -part[1])
     yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= memory.peak / 200)
-    yield (
-        "at rest",
-        "  ".join(
-            f"{name} {size(getattr(memory, name))}"
-            for name in ("parameters", "gradients", "optimizer", "activations", "host")
-        ),
-    )
+    at_rest = ("parameters", "gradients", "optimizer", "activations", "host")
+    yield "at rest", "  ".join(f"{name} {size(getattr(memory, name))}" for name in at_rest)
 
 
 def _work(prediction: Prediction) -> str:
-    work, again = (
-        prediction.work,
-        f" + {operations(prediction.work.recomputed)} recomputed" if prediction.work.recomputed else "",
-    )
-    amount = (
-        f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step"
-        if work.total
-        else "operations not known"
-    )
+    work, amount = prediction.work, "operations not known"
+    if work.total:
+        again = f" + {operations(work.recomputed)} recomputed" if work.recomputed else ""
+        amount = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step"
     return f"{count(prediction.shapes.parameters)} parameters, {amount}, checkpoint {size(prediction.checkpoint)}"
 
 
-def _collectives(plan: Plan, prediction: Prediction) -> Iterator[Row]:
+def _collectives(plan: Plan, prediction: Prediction) -> Iterator[str]:
     """One row per axis; axes with few bytes share a row."""
-    among = groups(plan)
-    who = f"of pp rank {prediction.rank}" if plan.mesh.pp > 1 else ""
-    title = "collectives"
     little: list[Call] = []
-    for axis in among:
-        mine = [
-            call
-            for call in prediction.calls
-            if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"
-        ]
+    calls = [call for call in prediction.calls if call.when in ("step", "data") and call.kind != "recv"]
+    for axis, group in groups(plan).items():
+        mine = [call for call in calls if call.axis == axis]
         if sum(call.bytes for call in mine) < SMALL:
             little += mine
             continue
         text = ", ".join(f"{call.what}: {call.kind} {size(call.bytes)} in {call.calls:,}" for call in mine)
-        yield title, f"{axis}={among[axis].size}  {text}"
-        title = ""
+        yield f"{axis}={group.size}  {text}"
     if little:
-        yield (
-            title,
-            f"{size(sum(call.bytes for call in little))} in {sum(call.calls for call in little):,} small calls: "
-            f"{', '.join(dict.fromkeys(call.what for call in little))}",
-        )
-        title = ""
+        names = ", ".join(dict.fromkeys(call.what for call in little))
+        bytes_, times = size(sum(call.bytes for call in little)), sum(call.calls for call in little)
+        yield f"{bytes_} in {times:,} small calls: {names}"
     if prediction.calls:
-        yield "", " ".join(filter(None, ("calls and bytes a step on one rank", who)))
+        yield "calls and bytes a step on one rank" + f" of pp rank {prediction.rank}" * (plan.mesh.pp > 1)
     if prediction.shapes.unknown and plan.world > 1:
         yield (
-            title,
             "a guess: every block is assumed to run once, without the communication inside forwards: "
-            f"{prediction.shapes.unknown}",
+            f"{prediction.shapes.unknown}"
         )
 
 
@@ -130,32 +106,19 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     time = prediction.time
     if time is None:
         return
-    tokens = (
-        f"{count(time.tokens_per_second)} tokens/s"
-        if prediction.shapes.tokens > 1
-        else f"{count(time.samples_per_second)} samples/s"
-    )
-    yield (
-        "time",
-        f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in "
-        f"{duration(time.seconds * plan.steps)}",
-    )
-    waited: Mapping[str, float] = time.collectives
-    parts = {
-        "products": time.products,
-        "activations": time.activations,
-        "kernel launches": time.starting,
-        **{f"{axis} calls": spent for axis, spent in waited.items()},
-    }
+    rate = f"{count(time.samples_per_second)} samples/s"
+    if prediction.shapes.tokens > 1:
+        rate = f"{count(time.tokens_per_second)} tokens/s"
+    run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
+    yield "time", f"about {duration(time.seconds)} a step, {rate}, MFU {time.mfu:.0%}; {run}"
+    parts = {"products": time.products, "activations": time.activations, "kernel launches": time.starting}
+    parts |= {f"{axis} calls": spent for axis, spent in time.collectives.items()}
     parts |= {"pipeline bubble": time.waits, "optimizer": time.optimizer}
-    hidden = (
-        f"; {duration(time.hidden)} of communication overlaps with compute" if time.hidden >= time.seconds / 100 else ""
-    )
-    yield (
-        "",
-        " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100)
-        + hidden,
-    )
+    least = time.seconds / 100
+    text = " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= least)
+    if time.hidden >= least:
+        text += f"; {duration(time.hidden)} of communication overlaps with compute"
+    yield "", text
 
 
 def _pipeline(plan: Plan, prediction: Prediction, width: int) -> list[str]:
@@ -168,7 +131,7 @@ def _pipeline(plan: Plan, prediction: Prediction, width: int) -> list[str]:
     ]
 
 
-def _named(name: str, lines: list[str]) -> Iterator[Row]:
+def _named(name: str, lines: Iterable[str]) -> Iterator[Row]:
     for index, line in enumerate(lines):
         yield name if index == 0 else "", line
 
@@ -199,10 +162,7 @@ def operations(number: float) -> str:
 
 def duration(seconds: float) -> str:
     """1.5 h"""
-    for unit, scale in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * scale:
+    for unit, scale, least in (("days", 86400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1.0, 1), ("ms", 1e-3, 1)):
+        if seconds >= least * scale:
             return f"{seconds / scale:.3g} {unit}"
-    for unit, part in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= part:
-            return f"{seconds / part:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"

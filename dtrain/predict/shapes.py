@@ -89,7 +89,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LayoutBytes:
     """Bytes of one sample, by their layout over the tp ranks: `whole`: replicated; `stream`: split with
     tensor.sequence=split; `inside`: always split; `logits`: split with tensor.loss=split.
     """
@@ -98,11 +98,6 @@ class Kept:
     stream: float = 0
     inside: float = 0
     logits: float = 0
-
-    def __add__(self, other: "Kept") -> "Kept":
-        return Kept(
-            self.whole + other.whole, self.stream + other.stream, self.inside + other.inside, self.logits + other.logits
-        )
 
     def of(self, plan: Plan) -> float:
         """Bytes of one sample on one rank."""
@@ -117,11 +112,11 @@ class Block:
     """`count` equal modules in a row; all figures are for one of them and one sample.
 
     `listed`: it is one of dtrain.model.blocks, which are sharded, recomputed and compiled separately; otherwise it
-    belongs to the root, except the `head`, which is sharded separately. `kept`: saved for the backward in the plan's
+    belongs to the root, except the `head`, which is sharded separately. `saved`: for the backward in the plan's
     precision, in total (`all`), with remat=selective (`products`) and with remat=full (`inputs`); of `all`, the block's
-    input (`taken`) and output (`given`); `deferred_wgrad`: gradients that a backward of the inputs leaves for that of
-    the weights; `ends`: the part of both that is not needed if no block follows. `peak_live`: peak live memory of the
-    backward.
+    input (`saved_input`) and output (`saved_output`); `deferred_wgrad`: gradients that a backward of the inputs leaves
+    for that of the weights; `ends`: the part of both that is not needed if no block follows. `peak_live`: peak live
+    memory of the backward.
 
     `uses`: how often one forward runs it; `grad_out`: it has a backward; `stays`: it is the last one in the model's
     lists but not the last to run. `work`, `backward_work`: multiply-adds of matrix products in forward and backward;
@@ -134,8 +129,8 @@ class Block:
     count: int = field(compare=False)
     listed: bool
     weights: tuple[Weight, ...]
-    kept: Mapping[str, Kept]
-    peak_live: Kept
+    saved: Mapping[str, LayoutBytes]
+    peak_live: LayoutBytes
     work: int
     backward_work: int
     attention_work: int
@@ -175,7 +170,7 @@ class Shapes:
     sample: int
     tokens: int
     inputs: int = 0
-    returns: Kept = Kept()
+    returns: LayoutBytes = LayoutBytes()
     moving: tuple[tuple[bool, int], ...] = ()
     unknown: str = ""
 
@@ -217,19 +212,16 @@ def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
     count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
         return [shapes.blocks]
-    single = [one for block in shapes.blocks for one in [replace(block, count=1)] * block.count]
+    single = [replace(block, count=1) for block in shapes.blocks for _ in range(block.count)]
     inside = [index for index, block in enumerate(single) if block.listed]
     if len(inside) < count:
         raise WordsError(f"mesh.pp: the model has {len(inside)} blocks, fewer than the {count} stages of the pipeline.")
     first, last = inside[0], inside[-1] + 1
     groups = [[block] for block in single[first:last]]
     groups[0], groups[-1] = single[:first] + groups[0], groups[-1] + single[last:]
-    costs = [
-        sum(weight.count for block in group for weight in block.weights if not weight.embedding) for group in groups
-    ]
-    ends = [0]
-    for size in plan.pipeline.sizes(costs, count):
-        ends.append(ends[-1] + size)
+    weights = ([weight for block in group for weight in block.weights] for group in groups)
+    costs = [sum(weight.count for weight in some if not weight.embedding) for some in weights]
+    ends = itertools.accumulate(plan.pipeline.sizes(costs, count), initial=0)
     return [runs([block for group in groups[a:b] for block in group]) for a, b in itertools.pairwise(ends)]
 
 

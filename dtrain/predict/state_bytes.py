@@ -96,25 +96,25 @@ def state_bytes(plan: Plan, weight: Weight, shape: Shape) -> int:
         return 0
     table: Mapping[str, Any] = fact(plan.optim, "state")
     entries = next(table[kind] for kind, fits in FITS.items() if kind in table and fits(weight, shape))
-    kept = [name for entry in entries for name in _kept(plan.optim, entry)]
-    numbers = sum(math.prod(LIKE[name](shape)) for name in kept if name != "count")
-    return numbers * types_of(plan).param + 4 * kept.count("count")
+    names = [name for entry in entries for name in _names(plan.optim, entry)]
+    numbers = sum(math.prod(LIKE[name](shape)) for name in names if name != "count")
+    return numbers * types_of(plan).param + 4 * names.count("count")
 
 
-def _kept(optim: Part, entry: str | Mapping[str, str]) -> list[str]:
+def _names(optim: Part, entry: str | Mapping[str, str]) -> list[str]:
     if isinstance(entry, str):
         return [entry]
     return [name for name, argument in entry.items() if optim.get(argument)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class StateBytes:
     """Bytes on one rank."""
 
-    parameters: int
-    gradients: int
-    optimizer: int
-    average: int
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    average: int = 0
 
     @property
     def all(self) -> int:
@@ -123,19 +123,16 @@ class StateBytes:
 
 def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
     """Bytes of these blocks at the end of a step."""
-    types, sums = types_of(plan), [0, 0, 0, 0]
+    types, total = types_of(plan), StateBytes()
     for block in blocks:
         for weight in block.weights:
             shape = piece(plan, weight)
-            count = math.prod(shape)
-            each = (
-                count * types.param,
-                count * types.param * weight.trained,
-                state_bytes(plan, weight, shape),
-                4 * count * weight.trained * (plan.ema is not None),
-            )
-            sums = [total + block.count * part for total, part in zip(sums, each, strict=True)]
-    return StateBytes(*sums)
+            count = block.count * math.prod(shape)
+            total.parameters += count * types.param
+            total.gradients += count * types.param * weight.trained
+            total.optimizer += block.count * state_bytes(plan, weight, shape)
+            total.average += 4 * count * weight.trained * (plan.ema is not None)
+    return total
 
 
 def saved(plan: Plan, shapes: Shapes) -> int:

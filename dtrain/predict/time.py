@@ -17,7 +17,8 @@ It is an estimate: published runs were between 0.6 and 1.6 times as fast (tests/
 """
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.build import build
@@ -75,7 +76,6 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     """Predict the time of a step; None if the work of the model is not known."""
     if shapes.unknown:
         return None
-    peak, bandwidth = _peak(plan, machine), _bandwidth(plan, machine)
     stages = [_computing(plan, shapes, blocks, machine) for blocks in stages_of(plan, shapes)]
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
     calls = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
@@ -85,22 +85,21 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
         max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner)
         for index, owner in enumerate(owners)
     ]
-    slowest = max(
-        range(plan.mesh.pp), key=lambda rank: sum(busy[index] for index, owner in enumerate(owners) if owner == rank)
-    )
+    rank_busy = _per_rank(plan, busy, owners)
+    slowest = max(range(plan.mesh.pp), key=rank_busy.__getitem__)
     mine = [index for index, owner in enumerate(owners) if owner == slowest]
     pipeline = _pipeline(plan, shapes, busy, _hop(plan, machine, calls[0]))
     products, moved = (sum(stages[index][part] for index in mine) for part in (0, 1))
     idle = sum(max(0.0, starting[index] - sum(stages[index])) for index in mine)
     beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved + idle)
-    optimizer = _optimizer(plan, memory, bandwidth)
+    optimizer = _optimizer(plan, memory, _bandwidth(plan, machine))
     seconds = pipeline + sum(beside.values()) + optimizer
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
-    waits = max(0.0, pipeline - sum(busy[index] for index in mine))
+    waits = max(0.0, pipeline - rank_busy[slowest])
     samples = plan.batch.size / seconds
     return Time(
         products, moved, idle, waited, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
-        3 * work(plan, shapes).forward / (seconds * plan.world * peak), waits / pipeline,
+        3 * work(plan, shapes).forward / (seconds * plan.world * _peak(plan, machine)), waits / pipeline,
     )  # fmt: skip
 
 
@@ -109,11 +108,9 @@ def at_peak(plan: Plan) -> float | None:
     its MFU. None if GPUs or model are not known.
     """
     shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
-    return (
-        3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster)))
-        if shapes and not shapes.unknown
-        else None
-    )
+    if shapes is None:
+        return None
+    return 3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster)))
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:
@@ -131,10 +128,8 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
     between = (2 if call.kind == "all_reduce" else 1) * (nodes - 1)
     hop = (hops - between) * machine.intra_node_latency + between * machine.inter_node_latency
     if call.kind == "all_reduce":  # small ones use a tree
-        hop = min(
-            hop,
-            2 * ((here - 1) * machine.intra_node_latency + math.ceil(math.log2(nodes)) * machine.inter_node_latency),
-        )
+        deep = math.ceil(math.log2(nodes))
+        hop = min(hop, 2 * ((here - 1) * machine.intra_node_latency + deep * machine.inter_node_latency))
     if call.kind == "recv":
         return 0.0
     return call.calls * (machine.start + max(0.0, hop)) + call.bytes * share / (way * LINK)
@@ -158,14 +153,11 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
     again = recomputed(plan, shapes.listed)
     operations = moved = 0.0
     for block in blocks:
-        forward, attention_work = block.work, block.attention_work * CAUSAL
-        each = (
-            2 * (forward + block.backward_work)
-            + 7 * attention_work
-            + (2 * (forward + attention_work) * again if block.listed else 0.0)
-        )
+        attention = block.attention_work * CAUSAL
+        each = 2 * (block.work + block.backward_work) + 7 * attention
+        each += 2 * (block.work + attention) * again * block.listed
         operations += block.count * each * samples / split
-        moved += block.count * block.kept["all"].of(plan) * samples * (MOVED + again * block.listed)
+        moved += block.count * block.saved["all"].of(plan) * samples * (MOVED + again * block.listed)
     return operations / (_peak(plan, machine) * machine.efficiency), moved / _bandwidth(plan, machine)
 
 
@@ -185,10 +177,8 @@ def _blocking(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str
 
 def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
     """Seconds of a transfer between neighbouring pipeline ranks."""
-    sent = [call for call in calls if call.axis == "pp" and call.kind == "send" and call.when == "step"]
-    return max(
-        (call_seconds(call, groups(plan)["pp"], machine, plan.devices) / call.calls for call in sent), default=0.0
-    )
+    group, sent = groups(plan)["pp"], [call for call in calls if call.axis == "pp" and call.kind == "send"]
+    return max((call_seconds(call, group, machine, plan.devices) / call.calls for call in sent), default=0.0)
 
 
 def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> float:
@@ -201,32 +191,39 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     few = count if count <= 8 * pp or count % pp else 8 * pp
     each = [spent / count for spent in busy]
     unit = tuple(spent / (3 + again) for spent in each)
-    owners = plan.pipeline.owners(pp)
-    rank = max(sum(spent for spent, owner in zip(each, owners, strict=True) if owner == rank) for rank in range(pp))
-    return timeline(plan.pipeline, pp, few, unit, hop, again).length + (count - few) * rank
+    slowest = max(_per_rank(plan, each, plan.pipeline.owners(pp)))
+    return timeline(plan.pipeline, pp, few, unit, hop, again).length + (count - few) * slowest
+
+
+def _per_rank(plan: Plan, stages: Sequence[float], owners: Sequence[int]) -> list[float]:
+    """The sums over the stages of each pipeline rank."""
+    sums = [0.0] * plan.mesh.pp
+    for seconds, owner in zip(stages, owners, strict=True):
+        sums[owner] += seconds
+    return sums
 
 
 def _data_axes(
     plan: Plan, machine: Machine, calls: tuple[Call, ...], computing: float
 ) -> tuple[dict[str, float], float]:
     """(axis -> seconds of exposed communication, seconds that overlap with compute)."""
-    among, spent, first = groups(plan), dict[str, float](), dict[str, float]()
-    waited: dict[str, float] = {}
-    overlaps = plan.mesh.pp == 1 and (holding_of(plan).shards or holding_of(plan).buckets)
+    among, overlaps = groups(plan), plan.mesh.pp == 1 and (holding_of(plan).shards or holding_of(plan).buckets)
+    spent, first, waited = (defaultdict[str, float](float) for _ in range(3))
     for call in calls:
         if call.when != "step" or call.axis == "pp" or (call.axis in BLOCKING and call.what != "optimizer"):
             continue
         seconds = call_seconds(call, among[call.axis], machine, plan.devices)
         if overlaps and call.what in ("weights", "gradients"):
-            spent[call.axis] = spent.get(call.axis, 0.0) + seconds
-            first[call.axis] = first.get(call.axis, 0.0) + seconds / call.calls
+            spent[call.axis] += seconds
+            first[call.axis] += seconds / call.calls
         else:
-            waited[call.axis] = waited.get(call.axis, 0.0) + seconds
+            waited[call.axis] += seconds
     total = sum(spent.values())
     over = max(0.0, total - computing) / total if total else 0.0
-    for axis, seconds in spent.items():
-        waited[axis] = waited.get(axis, 0.0) + max(first[axis], seconds * over)
-    return waited, max(0.0, total - sum(max(first[axis], seconds * over) for axis, seconds in spent.items()))
+    exposed = {axis: max(first[axis], seconds * over) for axis, seconds in spent.items()}
+    for axis, seconds in exposed.items():
+        waited[axis] += seconds
+    return waited, max(0.0, total - sum(exposed.values()))
 
 
 def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
@@ -238,6 +235,5 @@ def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
     moved = 4 * memory.gradients + 2 * (memory.parameters + memory.optimizer)
     if not holding_of(plan).cpu or plan.device == "cpu":
         return moved / bandwidth
-    return moved * plan.devices / HOST_BANDWIDTH + (memory.gradients + memory.parameters) / float(
-        plan.cluster["offload"]
-    )
+    transferred = (memory.gradients + memory.parameters) / float(plan.cluster["offload"])
+    return moved * plan.devices / HOST_BANDWIDTH + transferred

@@ -77,18 +77,16 @@ class View:
         share = 1.0 if keeps == "all" else float(fact(self.plan.remat, "share", 0.0))
         for block in (block for stage in self.stages.values() for block in stage):
             places = range(index, index + block.count) if block.listed else range(0)
-            pairs.append(
-                (block, block.grad_out * sum(int((place + 1) * share) == int(place * share) for place in places))
-            )
+            again = sum(int((place + 1) * share) == int(place * share) for place in places)
+            pairs.append((block, block.grad_out * again))
             index += len(places)
         return pairs
 
     @cached_property
     def weights(self) -> list[Weight]:
         """Trained weights of this rank in the order of the model, one entry per module."""
-        return [
-            weight for block, _ in self.blocks for _ in range(block.count) for weight in block.weights if weight.trained
-        ]
+        modules = (block for block, _ in self.blocks for _ in range(block.count))
+        return [weight for block in modules for weight in block.weights if weight.trained]
 
     @property
     def stream(self) -> int:

@@ -35,22 +35,16 @@ def work(plan: Plan, shapes: Shapes) -> Work:
     """Operations of one step; all zero if the work of the model is not known."""
     samples, cp = plan.batch.size, plan.mesh.cp
     visible = (cp + 1) / (2 * cp) if plan.context.get("attention") == "ring" else 1.0
-    forward = samples * sum(2 * (block.work + visible * block.attention_work) * block.count for block in shapes.blocks)
-    backward = samples * sum(
-        (2 * block.backward_work + 5 * visible * block.attention_work * block.grad_out) * block.count
-        for block in shapes.blocks
-    )
-    again = samples * sum(
-        2 * (block.recompute_work - (1 - visible) * block.attention_work) * block.count
-        for block in shapes.blocks
-        if block.listed and block.grad_out
-    )
+    forward = backward = again = 0.0
+    for block in shapes.blocks:
+        attention = block.attention_work
+        forward += 2 * (block.work + visible * attention) * block.count
+        backward += (2 * block.backward_work + 5 * visible * attention * block.grad_out) * block.count
+        if block.listed and block.grad_out:
+            again += 2 * (block.recompute_work - (1 - visible) * attention) * block.count
     duplicated = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
-    return Work(
-        round(forward) + 2 * duplicated,
-        round(backward) + 4 * duplicated,
-        round(again * recomputed(plan, shapes.listed)),
-    )
+    remat = round(samples * again * recomputed(plan, shapes.listed))
+    return Work(round(samples * forward) + 2 * duplicated, round(samples * backward) + 4 * duplicated, remat)
 
 
 def _experts(block: Block) -> int:

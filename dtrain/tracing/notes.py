@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from dtrain.predict.shapes import Attention, Kept, Split
+from dtrain.predict.shapes import Attention, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's fused attentions."""
 BINCOUNT = torch.ops.aten.bincount.default
-WAYS = ("all", "products", "inputs", "taken", "given", "deferred_wgrad", "ends")
+WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Part:
 
     name: str
     listed: bool
-    kept: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in WAYS})
+    saved: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in WAYS})
     peak_live: float = 0
     work: int = 0
     backward_work: int = 0
@@ -78,65 +78,57 @@ class Watch(TorchDispatchMode):
         self._products: dict[int, Part] = {}
         self._deferred_wgrad: dict[int, Part] = {}
         self._passed: set[int] = set()
-        self._taken: set[int] = set()
+        self._inputs: set[int] = set()
         self._last = 0, 0, "stream"
         self._before: dict[int, float] = {}
-        self.returns, self.tables = Kept(), 0
+        self.returns, self.tables = LayoutBytes(), 0
         """`tables`: bytes that several parts share and that get no gradient, such as rotations and masks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = (
-            _confusion(*args, **(kwargs or {}))
-            if func is BINCOUNT and isinstance(args[0], FakeTensor)
-            else func(*args, **(kwargs or {}))
-        )
-        taken = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        for each in made:
-            self._meet(each, taken, copy="_to_copy" in func.__name__)
-        if func in KEPT and not self.backward:
-            for each in made:
+        act = _confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
+        out = act(*args, **(kwargs or {}))
+        inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
+        for each in outputs:
+            self._meet(each, inputs, copy="_to_copy" in func.__name__)
+        self._count(func, args, kwargs or {}, out)
+        if self.backward or not outputs:
+            return out
+        if func in KEPT:
+            for each in outputs:
                 self._products[storage(each)] = self.part
                 self._add("products", each)
-        if (
-            not self.backward
-            and made
-            and storage(made[0]) not in self._trained
-            and any(storage(each) in self._trained for each in taken)
-        ):
-            self._turn(made[0])
-        self._count(func, args, kwargs or {}, out)
+        if storage(outputs[0]) not in self._trained and any(storage(each) in self._trained for each in inputs):
+            self._use_weight(outputs[0])
         return out
 
-    def _turn(self, tensor: Tensor) -> None:
+    def _use_weight(self, tensor: Tensor) -> None:
         """An operator uses a weight; the gradient of the weight needs that of `tensor` and everything saved so far."""
         self._add("deferred_wgrad", tensor)
         self._deferred_wgrad[storage(tensor)] = self.part
-        self.part.kept["ends"] = dict(NOTHING)
+        self.part.saved["ends"] = dict(NOTHING)
         self._last = tensor.numel(), nbytes(tensor), self._how(tensor)
 
     def mark(self, tensor: Any, layout: str) -> None:
         """Set the layout of tensors, also in what was recorded before the layout was known."""
-        for each in tree_leaves(tensor):
-            if isinstance(each, Tensor):
-                for way, parts in (("products", self._products), ("deferred_wgrad", self._deferred_wgrad)):
-                    if storage(each) in parts:
-                        parts[storage(each)].kept[way][self._how(each)] -= nbytes(each)
-                        parts[storage(each)].kept[way][layout] += nbytes(each)
-                self._layouts[storage(each)] = layout
+        for each in tensors_of(tensor):
+            for way, parts in (("products", self._products), ("deferred_wgrad", self._deferred_wgrad)):
+                if storage(each) in parts:
+                    parts[storage(each)].saved[way][self._how(each)] -= nbytes(each)
+                    parts[storage(each)].saved[way][layout] += nbytes(each)
+            self._layouts[storage(each)] = layout
 
     def pack(self, tensor: Tensor) -> Saved:
         key, self.part.tail = storage(tensor), 0
         first = self._keepers.get(key)
         if key not in self._known and first is None:
             self._keepers[key] = self.part
-            if key in self._taken:
-                self._add("taken", tensor)
+            if key in self._inputs:
+                self._add("saved_input", tensor)
             self._add("all", tensor)
             self._add("ends", tensor)
         elif first not in (None, self.part) and key not in self._passed and key not in self._known:
             assert first
-            first.kept["all"][self._how(tensor)] -= nbytes(tensor)
+            first.saved["all"][self._how(tensor)] -= nbytes(tensor)
             self.tables += nbytes(tensor)
             self._known.add(key)
         return Saved(tensor, self.part)
@@ -145,34 +137,33 @@ class Watch(TorchDispatchMode):
         self.part = saved.part
         return saved.tensor
 
-    def enter(self, part: Part, inputs: Any) -> None:
-        self.part, self._taken = part, set()
+    def enter(self, part: Part, _module: nn.Module, *inputs: Any) -> None:
+        """A forward pre-hook: the block of this part begins."""
+        self.part, self._inputs = part, set()
         part.uses += 1
         self.parts.append(part)
-        handed = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+        handed = tensors_of(inputs)
         # no input of the first block may require a gradient
         for each in [each for each in handed if each.requires_grad] or handed[:1]:
             if storage(each) not in self._known:
                 self._passed.add(storage(each))
-                self._taken.add(storage(each))
+                self._inputs.add(storage(each))
                 self._add("inputs", each)
                 self._add("products", each)
 
-    def leave(self, part: Part, out: Any) -> None:
-        made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        part.passes, part.grad_out = (
-            sum(each.numel() for each in made),
-            part.grad_out or any(each.requires_grad for each in made),
-        )
+    def leave(self, part: Part, _module: nn.Module, _args: Any, out: Any) -> None:
+        """A forward hook: the block of this part ends."""
+        outputs = tensors_of(out)
+        part.passes = sum(each.numel() for each in outputs)
+        part.grad_out = part.grad_out or any(each.requires_grad for each in outputs)
         if not part.grad_out:  # there is no backward, so nothing is recomputed
-            part.kept |= {way: dict(NOTHING) for way in WAYS if way != "all"}
-        if (
-            made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values())
-        ):  # its gradient is the gradient of `out`
-            part.kept["ends"][self._last[2]] += self._last[1]
-        for each in made:
+            part.saved |= {way: dict(NOTHING) for way in WAYS if way != "all"}
+        is_last = outputs and self._last[:2] == (outputs[0].numel(), nbytes(outputs[0]))
+        if is_last and not any(part.saved["ends"].values()):  # its gradient is the gradient of `out`
+            part.saved["ends"][self._last[2]] += self._last[1]
+        for each in outputs:
             if self._keepers.get(storage(each)) is part:
-                part.kept["given"][self._how(each)] += nbytes(each)
+                part.saved["saved_output"][self._how(each)] += nbytes(each)
         if part.splits and part.tail:
             part.splits[-1] = replace(part.splits[-1], recompute=False)
         part.spared, part.tail = part.spared + part.tail, 0
@@ -189,18 +180,17 @@ class Watch(TorchDispatchMode):
                 )
             )  # fmt: skip
 
-    def reach(self, name: str) -> None:
-        """A module with its own weights begins."""
+    def reach(self, name: str, *_: Any) -> None:
+        """A forward pre-hook: a module with its own weights begins."""
         self.reached.setdefault(name, len(self.parts))
 
-    def turn(self) -> None:
-        """The backward begins."""
+    def begin_backward(self) -> None:
         self.backward = True
         sizes: dict[int, float] = {}
         for part in self.parts:
             sizes[id(part)] = 0.0
             self._before[id(part)] = sum(sizes.values())
-            sizes[id(part)] = sum(part.kept["all"].values())
+            sizes[id(part)] = sum(part.saved["all"].values())
 
     def settle(self, weight: Tensor) -> None:
         """The gradient of `weight` is complete: it no longer counts as an activation."""
@@ -212,20 +202,19 @@ class Watch(TorchDispatchMode):
         return self._layouts.get(storage(tensor), "stream")
 
     def _add(self, way: str, tensor: Tensor) -> None:
-        self.part.kept[way][self._how(tensor)] += nbytes(tensor)
+        self.part.saved[way][self._how(tensor)] += nbytes(tensor)
 
-    def _meet(self, tensor: Tensor, taken: list[Tensor], *, copy: bool) -> None:
+    def _meet(self, tensor: Tensor, inputs: list[Tensor], *, copy: bool) -> None:
+        """Note a new tensor, the result of an operator on `inputs`."""
         key = storage(tensor)
         if key in self._known or key in self._layouts:
             return
-        if copy and storage(taken[0]) in self._weights:  # autocast's copies of weights are counted with the weights
+        if copy and storage(inputs[0]) in self._weights:  # autocast's copies of weights are counted with the weights
             self._known.add(key)
-            self._trained |= {key} if storage(taken[0]) in self._trained else set()
+            self._trained |= {key} if storage(inputs[0]) in self._trained else set()
             return
-        layouts = [self._how(each) for each in taken if storage(each) not in self._known]
-        self._layouts[key] = next(
-            (layout for layout in ("logits", "inside", "stream") if layout in layouts), "whole" if layouts else "stream"
-        )
+        layouts = {self._how(each) for each in inputs if storage(each) not in self._known} or {"stream"}
+        self._layouts[key] = next(layout for layout in ("logits", "inside", "stream", "whole") if layout in layouts)
         size = nbytes(tensor)
         self.alive += size
         weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
@@ -240,18 +229,19 @@ class Watch(TorchDispatchMode):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None and ATTENTION in func.__name__ and not self.backward:
+        formula, is_attention = flop_registry.get(func.overloadpacket), ATTENTION in func.__name__
+        count = formula(*args, **kwargs, out_val=out) // 2 if formula else 0
+        if is_attention and formula is None and not self.backward:
             query, key = args[:2]
             self.part.attention_work += 2 * query.shape[1] * query.shape[2] * key.shape[2] * query.shape[3]
-        elif formula is not None:
-            count = formula(*args, **kwargs, out_val=out) // 2
-            is_attention = ATTENTION in func.__name__
-            self.part.attention_work += count * (is_attention and not self.backward)
-            self.part.work += count * (not is_attention and not self.backward)
-            if not self.backward:
-                self.part.tail = 0 if is_attention else count
-            self.part.backward_work += count * (not is_attention and self.backward)
+        elif is_attention and not self.backward:
+            self.part.attention_work += count
+            self.part.tail = 0
+        elif self.backward:
+            self.part.backward_work += count * (not is_attention)
+        elif formula:
+            self.part.work += count
+            self.part.tail = count
 
 
 class Listener(TorchFunctionMode):
@@ -263,11 +253,13 @@ class Listener(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            self._watch.attend(
-                *args[:3],
-                **{name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")},
-            )
+            named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
+            self._watch.attend(*args[:3], **named)
         return func(*args, **(kwargs or {}))
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def storage(tensor: Tensor) -> int:

@@ -10,9 +10,10 @@ If a forward depends on values of tensors, which do not exist, only the weights 
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from dtrain import secrets
 from dtrain.build import build
@@ -41,11 +42,11 @@ from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.planned import Plan
 from dtrain.precision import Precision
-from dtrain.predict.activations import DIM, LAYOUT
-from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of
+from dtrain.predict.activations import STYLES
+from dtrain.predict.shapes import Block, LayoutBytes, Shapes, Split, Weight, runs, types_of
 from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
-from dtrain.tracing.notes import Listener, Part, Watch, nbytes
+from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
 
 LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
@@ -73,20 +74,17 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why), None
         _lower(model, plan, real=real)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
-        samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
+        samples = tensors_of(batch)
         listed = list(dict.fromkeys(blocks(model)))
         before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
         watch = Watch(model, samples)
         if not unknown:
             unknown = _step(plan, model, batch, listed, watch)
             watch = Watch(model, samples) if unknown else watch
-    moving = _moving(before)
     shapes = Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()),
-        _persistent(model), watch.tables,
-        sum(each.nbytes for each in samples), _tokens(one.get("targets")),
-        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, moving,
-        unknown,
+        _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(one.get("targets")),
+        sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
     )  # fmt: skip
     return shapes, model
 
@@ -112,10 +110,10 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
         with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
             with precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
-                watch.returns = Kept(logits=nbytes(logits_of(out)))
+                watch.returns = LayoutBytes(logits=nbytes(logits_of(out)))
                 loss = loss_of(objective, out, batch).sum
                 del out
-            watch.turn()
+            watch.begin_backward()
             loss.backward()
     except DtrainError as error:
         if not _takes_two(model, objective, precision, batch):
@@ -177,24 +175,19 @@ def _why(error: Exception) -> str:
     if os.environ.get(environment.DEBUG):
         raise error
     place = own(_frames(error))
-    return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + (
-        f", at {place}" if place and "dtrain" not in place.split("/")[0] else ""
-    )
+    where = f", at {place}" if place and "dtrain" not in place.split("/")[0] else ""
+    return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + where
 
 
 def _frames(error: Exception) -> list[tuple[FrameType, int]]:
-    return [
-        (frame, line)
-        for frame, line in walk_tb(error.__traceback__)
-        if frame.f_code.co_filename not in (__file__, notes.__file__)
-    ]
+    ours = __file__, notes.__file__
+    return [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename not in ours]
 
 
 def _tokens(targets: Any) -> int:
     """Targets per sample: the length of a sequence, otherwise 1."""
-    return (
-        targets.shape[1] if isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point() else 1
-    )
+    is_sequence = isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point()
+    return int(targets.shape[1]) if is_sequence else 1
 
 
 @contextmanager
@@ -203,18 +196,16 @@ def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Itera
     names, hooks = {id(module): name for name, module in model.named_modules()}, list[Any]()
     for module in listed:
         part = Part(names[id(module)], True)
-        hooks.append(
-            module.register_forward_pre_hook(
-                lambda _, args, kwargs, part=part: watch.enter(part, (args, kwargs)), with_kwargs=True
-            )
-        )
-        hooks.append(module.register_forward_hook(lambda _, args, out, part=part: watch.leave(part, out)))
+        before = partial(watch.enter, part)
+        hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        hooks.append(module.register_forward_hook(partial(watch.leave, part)))
     for module in model.modules():
-        style = _style(model, names[id(module)])
-        if style in LAYOUT:
-            hooks.append(module.register_forward_hook(_split(watch, names[id(module)], style)))
+        name = names[id(module)]
+        style = _style(model, name)
+        if style in STYLES:
+            hooks.append(module.register_forward_hook(partial(_split, watch, name, style)))
         if any(True for _ in module.parameters(recurse=False)):
-            hooks.append(module.register_forward_pre_hook(_reaching(watch, names[id(module)])))
+            hooks.append(module.register_forward_pre_hook(partial(watch.reach, name)))
     for parameter in model.parameters():
         if parameter.requires_grad:
             hooks.append(parameter.register_post_accumulate_grad_hook(watch.settle))
@@ -225,24 +216,18 @@ def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Itera
             hook.remove()
 
 
-def _reaching(watch: Watch, name: str) -> Callable[..., None]:
-    return lambda module, args: watch.reach(name)
-
-
-def _split(watch: Watch, name: str, style: str) -> Callable[..., None]:
-    def after(module: nn.Module, args: Any, out: Any) -> None:
-        received, returned = ([each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, out))
-        inputs, outputs = (sum(each.numel() for each in some) for some in (received, returned))
-        grad_in, grad_out = (any(each.requires_grad for each in some) for some in (received, returned))
-        watch.part.splits.append(
-            Split(
-                name, style, inputs, outputs, returned[0].shape[-1], grad_in, grad_out,
-                summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
-            )
-        )  # fmt: skip
-        watch.mark(out, LAYOUT[style])
-
-    return after
+def _split(watch: Watch, name: str, style: str, module: nn.Module, args: Any, out: Any) -> None:
+    """A forward hook of a module that the model's `tp_plan` names."""
+    received, returned = tensors_of(args), tensors_of(out)
+    inputs, outputs = (sum(each.numel() for each in some) for some in (received, returned))
+    grad_in, grad_out = (any(each.requires_grad for each in some) for some in (received, returned))
+    watch.part.splits.append(
+        Split(
+            name, style, inputs, outputs, returned[0].shape[-1], grad_in, grad_out,
+            summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
+        )
+    )  # fmt: skip
+    watch.mark(out, STYLES[style][0])
 
 
 def _continues(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -287,40 +272,27 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
 
 
 def _join(end: Part, part: Part) -> None:
-    for way, sizes in part.kept.items():
+    for way, sizes in part.saved.items():
         for layout, size in sizes.items():
-            end.kept[way][layout] += size
+            end.saved[way][layout] += size
     end.peak_live = max(end.peak_live, part.peak_live)
-    end.work, end.backward_work, end.attention_work = (
-        end.work + part.work,
-        end.backward_work + part.backward_work,
-        end.attention_work + part.attention_work,
-    )
+    end.work += part.work
+    end.backward_work += part.backward_work
+    end.attention_work += part.attention_work
     end.splits += part.splits
     end.attention += part.attention
 
 
 def _block(part: Part, name: str, weights: list[Weight]) -> Block:
-    kept = {way: Kept(**sizes) for way, sizes in part.kept.items()}
-    more = max(0.0, part.peak_live - sum(part.kept["all"].values()))
+    saved = {way: LayoutBytes(**sizes) for way, sizes in part.saved.items()}
+    more = max(0.0, part.peak_live - sum(part.saved["all"].values()))
+    peak_live = replace(saved["all"], inside=saved["all"].inside + more)
+    again = part.work + part.attention_work - part.spared - part.tail
     return Block(
-        name,
-        1,
-        part.listed,
-        tuple(weights),
-        kept,
-        kept["all"] + Kept(inside=more),
-        part.work,
-        part.backward_work,
-        part.attention_work,
-        part.work + part.attention_work - part.spared - part.tail,
-        part.passes,
-        tuple(part.splits),
-        tuple(part.attention),
-        (),
-        max(1, part.uses),
-        part.grad_out or not part.listed,
-    )
+        name, 1, part.listed, tuple(weights), saved, peak_live, part.work, part.backward_work,
+        part.attention_work, again, part.passes, tuple(part.splits), tuple(part.attention),
+        uses=max(1, part.uses), grad_out=part.grad_out or not part.listed,
+    )  # fmt: skip
 
 
 def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
@@ -333,15 +305,13 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
-        multiplied = parameter.ndim > 1 or any(
-            isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]
-        )
-        dim = DIM.get(_style(model, whole.rpartition(".")[0]))
+        products = [isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]]
+        _, dim = STYLES.get(_style(model, whole.rpartition(".")[0]), ("", None))
         split = dim if parameter.ndim > 1 or dim == 0 else None
         weights.append(
             Weight(
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
-                multiplied and not all(kinds),
+                (parameter.ndim > 1 or any(products)) and not all(kinds),
                 id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
             )
         )  # fmt: skip

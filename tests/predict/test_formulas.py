@@ -6,7 +6,7 @@ import pytest
 from small import plan
 
 from dtrain.predict import formulas
-from dtrain.predict.shapes import Kept, Shapes
+from dtrain.predict.shapes import LayoutBytes, Shapes
 from dtrain.tracing.tracer import trace
 
 GPT = (
@@ -28,7 +28,7 @@ CASES = [
 
 
 def bytes_of(shapes: Shapes, way: str, *, listed: bool = False) -> float:
-    kept = [block.kept[way] for block in shapes.blocks for _ in range(block.count) if block.listed or not listed]
+    kept = [block.saved[way] for block in shapes.blocks for _ in range(block.count) if block.listed or not listed]
     return sum(each.whole + each.stream + each.inside + each.logits for each in kept)
 
 
@@ -65,8 +65,8 @@ def test_how_tensor_parallelism_holds_them_agrees_too() -> None:
     said, seen = formulas.shapes(plan(*GPT)), trace(plan(*GPT))[0]
     assert said
     for way in ("all", "products", "inputs"):
-        theirs = [next(block.kept[way] for block in shapes.blocks if block.listed) for shapes in (said, seen)]
-        for held in vars(Kept()):
+        theirs = [next(block.saved[way] for block in shapes.blocks if block.listed) for shapes in (said, seen)]
+        for held in vars(LayoutBytes()):
             assert getattr(theirs[0], held) == pytest.approx(getattr(theirs[1], held), rel=0.01), (way, held)
 
 

@@ -65,7 +65,7 @@ def test_what_a_weight_waits_for_is_noted_and_what_lies_behind_it() -> None:
     watch, part = Watch(linear, []), Part("block", True)
     x = torch.zeros(2, 3, requires_grad=True)
     with watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack):
-        watch.enter(part, x)
-        watch.leave(part, F.relu(linear(x)))
-    assert sum(part.kept["deferred_wgrad"].values()) == sum(part.kept["ends"].values()) == 2 * 5 * 4
-    assert sum(part.kept["taken"].values()) == 2 * 3 * 4
+        watch.enter(part, linear, x)
+        watch.leave(part, linear, x, F.relu(linear(x)))
+    assert sum(part.saved["deferred_wgrad"].values()) == sum(part.saved["ends"].values()) == 2 * 5 * 4
+    assert sum(part.saved["saved_input"].values()) == 2 * 3 * 4

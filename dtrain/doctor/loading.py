@@ -17,7 +17,8 @@ from typing import Any
 
 from dtrain.doctor import Case, Finding
 from dtrain.storage import store
-from dtrain.storage.errors import FAMILY
+from dtrain.storage.clients import SAME
+from dtrain.storage.errors import EXTRA
 
 NEEDS = {
     "torch": ("2.11", ""), "hydra-core": ("1.3.8", "1.5"), "numpy": ("", ""), "fsspec": ("", ""),
@@ -104,11 +105,11 @@ def client(case: Case) -> Iterable[Finding]:
         return
     import fsspec
 
-    package = CLIENTS.get(FAMILY.get(scheme, ""), "fsspec")
+    extra = EXTRA.get(SAME.get(scheme, scheme), "")
+    package = CLIENTS.get(extra, "fsspec")
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        extra = FAMILY.get(scheme)
         yield Finding(
             "client", "stop", f"{scheme}:// cannot be used: {error}", f"pip install 'dtrain[{extra}]'" if extra else ""
         )

@@ -46,39 +46,32 @@ def lease_of(name: str) -> int:
 
 def listed(out: str) -> list[Attempt]:
     """All attempts under `out`, newest first. One listing request on object stores. Raises StoreError."""
-    root = store.join(out, "checkpoints")
-    files: dict[tuple[str, str], dict[str, int]] = {}
-    for path, size in store.tree(root, depth=3).items():
-        step, attempt, name = (*path.split("/"), "", "")[:3]
-        if STEP.fullmatch(step) and attempt and (name or size < 0):
-            files.setdefault((step, attempt), {}).update({name: size} if name else {})
-    return in_order(
-        _attempt(step, attempt, store.join(root, step, attempt), inside) for (step, attempt), inside in files.items()
-    )
+    attempts = _below(store.join(out, "checkpoints"), levels=2)
+    return [one for one in attempts if STEP.fullmatch(one.url.split("/")[-2])]
 
 
-def listed_in(folder: str) -> list[Attempt]:
-    """All attempts in the folder of one step, newest first. Raises StoreError."""
-    step, files = folder.rstrip("/").rsplit("/", 1)[-1], dict[str, dict[str, int]]()
-    for path, size in store.tree(folder, depth=2).items():
-        attempt, name = (*path.split("/"), "")[:2]
-        if name or size < 0:
-            files.setdefault(attempt, {}).update({name: size} if name else {})
-    return in_order(_attempt(step, attempt, store.join(folder, attempt), inside) for attempt, inside in files.items())
+def _below(folder: str, *, levels: int) -> list[Attempt]:
+    """The attempts that lie `levels` below a folder, newest first."""
+    files: dict[str, dict[str, int]] = {}
+    for path, size in store.tree(folder, depth=levels + 1).items():
+        *above, name = path.split("/")
+        if len(above) == levels and all((*above, name)):
+            files.setdefault("/".join(above), {})[name] = size
+        elif len(above) == levels - 1 and size < 0:
+            files.setdefault(path, {})
+    return in_order(_attempt(store.join(folder, path), inside) for path, inside in files.items())
 
 
 def listed_at(source: str) -> list[Attempt]:
     """All attempts at `source`: the `out` of a run, the folder of a step, or a single attempt. Newest first. Stray
     files that are named like a checkpoint's but lie elsewhere are ignored. Raises StoreError.
     """
-    *above, name = source.rstrip("/").split("/")
-    if (attempts := listed(source)) or STEP.fullmatch(name):
-        return attempts or listed_in(source)
-    files = store.sizes(source)
+    if attempts := listed(source):
+        return attempts
+    files = {} if STEP.fullmatch(source.rstrip("/").split("/")[-1]) else store.sizes(source)
     if any(file == COMMIT or file.endswith(".safetensors") for file in files):
-        step = STEP.fullmatch(above[-1]) if above else None
-        return [Attempt(0, int(step[1]) if step else 0, name, source.rstrip("/"), files)]
-    return listed_in(source)
+        return [_attempt(source.rstrip("/"), files)]
+    return _below(source, levels=1)
 
 
 def place(url: str) -> str:
@@ -117,6 +110,7 @@ def dispute(newest: Attempt, rival: Attempt) -> str:
     )
 
 
-def _attempt(step: str, name: str, url: str, files: Mapping[str, int]) -> Attempt:
+def _attempt(url: str, files: Mapping[str, int]) -> Attempt:
+    step, name = ("", *url.split("/"))[-2:]
     number = STEP.fullmatch(step)
     return Attempt(lease_of(name), int(number[1]) if number else 0, name, url, files)

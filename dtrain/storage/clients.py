@@ -164,9 +164,8 @@ def connect(url: str, chosen: Mapping[str, Any]) -> Any:
     if scheme == "flaky":  # also where dtrain is not installed
         fsspec.register_implementation("flaky", "dtrain.testing.flaky.FlakyFileSystem", clobber=True)
     if scheme == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        os.environ.setdefault(
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
-        )  # otherwise its first call looks for credentials at Google, for a minute
+        # otherwise its first call looks for credentials at Google, for a minute
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
     _calm(scheme, fs)
     return fs

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dtrain.secrets import masked
+from dtrain.storage.clients import SAME
 from dtrain.storage.web import NotPublicError
 
 BUSY = {
@@ -25,15 +26,12 @@ ERRNO = {
     errno.EISDIR: "odd",
 }
 STATUS = {
-    401: "denied",
-    403: "denied",
+    **dict.fromkeys((408, 409, 429, 500, 502, 503, 504), "busy"),
+    **dict.fromkeys((401, 403), "denied"),
     404: "missing",
-    408: "busy",
-    409: "busy",
     412: "exists",
-    429: "busy",
     507: "full",
-} | dict.fromkeys((500, 502, 503, 504), "busy")
+}
 """HTTP statuses. S3 answers 409 when two writers create the same key at once: a retry shows who won."""
 NAMES = {
     "ImportError": "package",
@@ -51,18 +49,8 @@ NAMES = {
 """By the name of the class or one of its bases, because no client is imported here: aiohttp, botocore, azure-core,
 google-auth, requests, Python.
 """
-FAMILY = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "http": "http",
-    "https": "http",
-    "hf": "hf",
-}
+EXTRA = {"s3": "s3", "gs": "gcs", "az": "azure", "http": "http", "https": "http", "hf": "hf"}
+"""Scheme -> what to install for it: pip install 'dtrain[...]'."""
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
     "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -90,27 +78,22 @@ class Cause(NamedTuple):
 
 def explain(error: BaseException, url: str) -> Cause:
     """Why an operation on `url` failed, with known secrets masked."""
-    family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
+    scheme = url.split("://")[0] if "://" in url else "disk"
+    extra, text = EXTRA.get(SAME.get(scheme, scheme), ""), _words(error)
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
-    text = _words(error)
-    is_answer = family != "http" or any(
-        404 in _statuses(one) for one in _chain(error)
-    )  # on the web, FileNotFoundError may also hide a failed connection
+    # on the web, FileNotFoundError may also hide a failed connection
+    is_answer = extra != "http" or any(404 in _statuses(one) for one in _chain(error))
     if kind == "missing" and is_answer and not isinstance(error, NotADirectoryError):
-        return (
-            Cause(kind, "there is no such bucket", "Create it, or check the URL")
-            if CONTAINER.search(text)
-            else Cause(kind, "it does not exist" + " (404)" * (family == "http"), "")
-        )
-    hints = {
-        "exists": "",
-        "denied": ""
-        if family == "disk" or any(isinstance(one, NotPublicError) for one in _chain(error))
-        else f"Check {VARIABLES.get(family, 'the credentials')} or out_options",
-        "full": "Free space there, or type out=<elsewhere>",
-        "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http", "hf") else "",
-        "busy": "" if family == "disk" else "Is the network there, and the endpoint right?",
-    }
+        if CONTAINER.search(text):
+            return Cause(kind, "there is no such bucket", "Create it, or check the URL")
+        return Cause(kind, "it does not exist" + " (404)" * (extra == "http"), "")
+    hints = {"full": "Free space there, or type out=<elsewhere>"}
+    if extra:
+        hints["package"] = f"Type: pip install 'dtrain[{extra}]'"
+    if scheme != "disk":
+        hints["busy"] = "Is the network there, and the endpoint right?"
+    if scheme != "disk" and not any(isinstance(one, NotPublicError) for one in _chain(error)):
+        hints["denied"] = f"Check {VARIABLES.get(extra, 'the credentials')} or out_options"
     return Cause(kind, text, next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, "")))
 
 
@@ -136,9 +119,8 @@ def _statuses(error: BaseException) -> Iterator[int]:
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         yield int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    name = next(
-        (name for name in ("status_code", "status", "code") if hasattr(type(error), name) or name in vars(error)), ""
-    )  # azure, aiohttp, gcsfs
+    own = {*dir(type(error)), *vars(error)}
+    name = next((name for name in ("status_code", "status", "code") if name in own), "")  # azure, aiohttp, gcsfs
     code = getattr(error, name, None) if name else None
     if isinstance(code, int | str) and str(code).isdigit():
         yield int(code)

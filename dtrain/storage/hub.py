@@ -32,9 +32,7 @@ SECONDS = 4.0
 class _Asking(MetaPathFinder):
     """An import finder for the client of the hub, which checks the hub before the client is executed."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname == CLIENT else None
         if spec is None or spec.loader is None:
             return None

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
@@ -41,14 +42,16 @@ class Journal:
     and the caller gets the exception.
     """
 
-    def __init__(self, url: str, *, by_step: bool = False, check: Callable[[], None] | None = None) -> None:
+    def __init__(self, url: str, *, by_step: bool = False, check: Callable[[], object] = lambda: None) -> None:
         self.url, self.name, self._by_step, self._check = url, url.rsplit("/", 1)[-1], by_step, check
         self.warnings: list[str] = []
         """A sentence for each failure or recovery; the caller shows and removes them."""
-        self._scratch = (
-            None if store.is_local(url) else store.scratch("journal", inside=os.environ.get(environment.REPORTS))
-        )
-        self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
+        self._scratch: Path | None = None
+        if store.is_local(url):
+            self._path = store.local_path(url)
+        else:
+            self._scratch = store.scratch("journal", inside=os.environ.get(environment.REPORTS))
+            self._path = self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
         self._lines, self._bytes, self._unwritten, self._lost = deque[bytes](), 0, 0, 0
@@ -81,11 +84,8 @@ class Journal:
                 self._verify()
             rows = list[tuple[bytes, dict[str, Any]]]()
             for line in self._all():
-                try:
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        break
-                except (ValueError, RecursionError):  # after a power cut; durable rows are before it
+                row = _row(line)
+                if row is None:  # after a power cut; durable rows are before it
                     break
                 if wanted(row):
                     rows.append((line, row))
@@ -125,11 +125,9 @@ class Journal:
                 if isinstance(error, LeaseError):
                     raise
                 self._failed(error)
-                raise (
-                    error
-                    if isinstance(error, StoreError)
-                    else StoreError.during("sync", self.url, error.strerror or error)
-                ) from error
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreError.during("sync", self.url, error.strerror or error) from error
             self._recovered()
 
     def close(self) -> None:
@@ -170,15 +168,12 @@ class Journal:
 
     def _is_whole(self) -> bool:
         """Whether the file at the path is the open one and has not become shorter."""
-        try:
-            return (
-                self._file >= 0
-                and _identity(self._path.stat()) == self._identity
-                and os.fstat(self._file).st_size >= self._size
-                and not self._stale
-            )
-        except OSError:
+        if self._file < 0 or self._stale:
             return False
+        with suppress(OSError):
+            same = _identity(self._path.stat()) == self._identity
+            return same and os.fstat(self._file).st_size >= self._size
+        return False
 
     def _write(self, lines: Iterable[bytes] | None = None) -> None:
         """Write the missing rows, or replace the file by `lines`; rebuild it if it has become shorter. Raises
@@ -234,9 +229,8 @@ class Journal:
     def _merged(self, there: list[bytes]) -> list[bytes]:
         """The rows to keep of the file at the path, and those in memory."""
         if self._by_step:
-            rows = {_step(line): line for line in there if self._wanted(_row(line))} | {
-                _step(line): line for line in self._lines
-            }
+            rows = {_step(line): line for line in there if self._wanted(_row(line) or {})}
+            rows |= {_step(line): line for line in self._lines}
             return [rows[step] for step in sorted(rows)]
         known = set(self._lines)
         return [*(line for line in there if line not in known), *self._lines]
@@ -256,8 +250,7 @@ class Journal:
         if self._scratch is None:
             try:
                 lease.verify(str(self._path.parent))
-                if self._check is not None:
-                    self._check()
+                self._check()
             except (LeaseError, MovedError):
                 raise
             except StoreError as error:
@@ -302,16 +295,17 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _row(line: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The row of a line; None if it is not one."""
+    with suppress(ValueError, RecursionError):
         row = json.loads(line)
-        return row if isinstance(row, dict) else {}
-    return {}
+        return row if isinstance(row, dict) else None
+    return None
 
 
 def _step(line: bytes) -> float:
     """The step of a row; infinity if it has none."""
-    step = _row(line).get("step")
+    step = (_row(line) or {}).get("step")
     return step if type(step) is int else math.inf
 
 

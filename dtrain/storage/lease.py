@@ -81,10 +81,8 @@ def give_back() -> None:
 
 def _release(out: str, token: int, record: Record) -> None:
     with contextlib.suppress(StoreError):  # a lease that is not released becomes stale
-        newest, there = _newest(out)
-        if _is_others(newest, there, token, record["id"]):
-            return
-        _write(out, token, {**record, "renewed": time.time(), "state": "released"})
+        if not _loss(out, token, record["id"]):
+            _write(out, token, {**record, "renewed": time.time(), "state": "released"})
 
 
 def verify(out: str) -> None:
@@ -94,10 +92,8 @@ def verify(out: str) -> None:
     Does nothing without a lease in the environment.
     """
     token, owner = int(os.environ.get(LEASE, "0")), os.environ.get(LEASE_OWNER)
-    if token:
-        newest, there = _newest(out)
-        if _is_others(newest, there, token, owner):
-            raise LeaseError(_lost(out, newest, there, token))
+    if token and (loss := _loss(out, token, owner)):
+        raise LeaseError(loss)
 
 
 def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
@@ -107,10 +103,9 @@ def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
     token, there = _newest(out)
     if not token or there.get("state") == "released":
         return "free", ""
-    state: Literal["held", "left", "unknown"] = "held" if there.get("place") == _place() != "" else "unknown"
     if _gone(there):
-        state = "left"
-    return state, _who(there)
+        return "left", _who(there)
+    return "held" if there.get("place") == _place() != "" else "unknown", _who(there)
 
 
 class _Renewal:
@@ -131,17 +126,15 @@ class _Renewal:
         warned = False
         while not self._over.wait(RENEW_SECONDS):
             try:
-                token, newest = _newest(self._out)
-                if _is_others(token, newest, self._token, self._record["id"]):
-                    self._end(_lost(self._out, token, newest, self._token))
+                if loss := _loss(self._out, self._token, self._record["id"]):
+                    self._end(loss)
                     return
                 _write(self._out, self._token, {**self._record, "renewed": time.time()})
                 warned = False
             except StoreError as error:
+                again = f"and is tried again every {RENEW_SECONDS:.0f} s"
                 if not warned:
-                    screen.complain(
-                        f"the lease cannot be renewed, and is tried again every {RENEW_SECONDS:.0f} s: {error}"
-                    )
+                    screen.complain(f"the lease cannot be renewed, {again}: {error}")
                 warned = True
 
     def _end(self, sentence: str) -> None:
@@ -250,16 +243,9 @@ def _record() -> Record:
         user = getpass.getuser()
     except (KeyError, OSError):  # in a container, the user id may have no name
         user = str(os.getuid())
-    now, pid = time.time(), os.getpid()
-    record = {
-        "owner": f"{user}@{socket.gethostname()}",
-        "pid": pid,
-        "place": _place(),
-        "started": _started(pid),
-        "begun": now,
-        "renewed": now,
-    }
-    return {"id": uuid.uuid4().hex, **record, "state": "held"}
+    now, pid, owner = time.time(), os.getpid(), f"{user}@{socket.gethostname()}"
+    process = {"owner": owner, "pid": pid, "place": _place(), "started": _started(pid)}
+    return {"id": uuid.uuid4().hex, **process, "begun": now, "renewed": now, "state": "held"}
 
 
 @cache
@@ -299,10 +285,8 @@ def _gone(record: Record) -> bool:
 
 
 def _who(record: Record) -> str:
-    return (
-        f"{record.get('owner', 'an unknown run')}, pid {record.get('pid', 'unknown')}, since "
-        f"{_clock(record.get('begun'))}"
-    )
+    owner, pid = record.get("owner", "an unknown run"), record.get("pid", "unknown")
+    return f"{owner}, pid {pid}, since {_clock(record.get('begun'))}"
 
 
 def _how_to_stop(record: Record) -> str:
@@ -314,23 +298,18 @@ def _how_to_stop(record: Record) -> str:
     return f"kill {pid}" if here else f"ssh {screen.typed(owner)} kill {pid}"
 
 
-def _is_others(newest: int, there: Record, token: int, owner: str | None) -> bool:
-    """Whether the newest lease there is another one than number `token` of `owner`; False if there is none at all."""
-    return newest not in (0, token) or (newest == token and owner is not None and there.get("id", owner) != owner)
-
-
-def _lost(out: str, newest: int, there: Record, token: int) -> str:
-    taken = (
-        f"out={out} was taken over by another run"
-        if newest >= token
-        else f"other storage has come to the place of out={out}, with the lease of a run"
-    )
-    return f"{taken}: {_who(there)}. This run ends; what it did after its last checkpoint is not kept."
+def _loss(out: str, token: int, owner: str | None) -> str:
+    """How lease `token` of `owner` was lost; empty if it is the newest of `out`, or if there is none at all."""
+    newest, there = _newest(out)
+    if newest in (0, token) and (newest == 0 or owner is None or there.get("id", owner) == owner):
+        return ""
+    event = f"out={out} was taken over by another run"
+    if newest < token:
+        event = f"other storage has come to the place of out={out}, with the lease of a run"
+    return f"{event}: {_who(there)}. This run ends; what it did after its last checkpoint is not kept."
 
 
 def _clock(seconds: float | None) -> str:
-    return (
-        "an unknown time"
-        if seconds is None
-        else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    )
+    if seconds is None:
+        return "an unknown time"
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

@@ -14,16 +14,7 @@ from dtrain.errors import first_line, nearest
 from dtrain.storage import clients, store
 
 NAME = "out_options"
-PASSED_ON = {
-    "s3": ("profile",),
-    "s3a": ("profile",),
-    "gs": (),
-    "gcs": (),
-    "az": (),
-    "abfs": (),
-    "abfss": (),
-    "memory": (),
-}
+PASSED_ON = {"s3": ("profile",), "gs": (), "az": (), "memory": ()}
 """Clients whose options are known from their signatures, and further options that these clients accept. Other clients
 judge their options themselves.
 """
@@ -89,9 +80,8 @@ def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
     options = OmegaConf.create()
     try:
         for word in words:
-            for key, value in (
-                word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]
-            ):
+            named = word.value if word.key == NAME else {word.key.removeprefix(f"{NAME}."): word.value}
+            for key, value in named.items():
                 OmegaConf.update(options, key, value)
         tree: Any = OmegaConf.to_container(options, resolve=True)
     except OmegaConfBaseException as error:
@@ -102,7 +92,8 @@ def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
 def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
     """One sentence per option that the client of `url` does not know: most clients silently accept any name."""
     scheme = url.split("://")[0]
-    if scheme not in PASSED_ON:
+    same = clients.SAME.get(scheme, scheme)
+    if same not in PASSED_ON:
         return
     import inspect
 
@@ -112,14 +103,9 @@ def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
         client = fsspec.get_filesystem_class(scheme)
     except ImportError:  # the first use of the storage says what to install
         return
-    names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[scheme]}
+    names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[same]}
     for base in client.__mro__:
-        names |= set(inspect.signature(base.__init__).parameters) - {
-            "self",
-            "args",
-            "kwargs",
-            "storage_options",
-            "storage_args",
-        }
+        names |= set(inspect.signature(base.__init__).parameters)
+    names -= {"self", "args", "kwargs", "storage_options", "storage_args"}
     for name in options.keys() - names:
         yield f"{NAME}.{name}: the client of {scheme}:// has no such option.{nearest(name, names)}"

@@ -54,9 +54,8 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
     def head(file: Any) -> bytes:
         parts = list[bytes]()
         with file:
-            while (missing := count - sum(map(len, parts))) and (
-                part := file.read(min(missing, BLOCK))
-            ):  # a web server sends parts of any size
+            # a web server sends parts of any size
+            while (missing := count - sum(map(len, parts))) and (part := file.read(min(missing, BLOCK))):
                 parts.append(part)
                 heard(len(part))
         return b"".join(parts)
@@ -114,19 +113,19 @@ def small(url: str, most: int, *, seconds: float | None = None, pace: float = ma
         except BaseException as error:
             answer.set_exception(error)
 
+    def left() -> float:
+        latest, bytes_ = max(come, default=(began, 0))[0], sum(count for _, count in come)
+        return min(began + bytes_ / pace, latest) + seconds - time.monotonic()
+
     Thread(target=ask, daemon=True).start()
-    while (
-        left := min(began + sum(count for _, count in come) / pace, max(come, default=(began, 0))[0])
-        + seconds
-        - time.monotonic()
-    ) > 0:
+    while (wait := left()) > 0:
         with contextlib.suppress(TimeoutError):
-            return answer.result(left)
+            return answer.result(wait)
     raise StoreError.during("read", url, f"no answer within {time.monotonic() - began:.3g} s", kind="busy")
 
 
 def exists(url: str) -> bool:
-    return elsewhere("look at", url, lambda fs, path: _info(fs, path) is not None)
+    return elsewhere("look at", url, _info) is not None
 
 
 def find(url: str) -> list[str]:
@@ -164,10 +163,7 @@ def sizes(url: str) -> dict[str, int]:
     folder.
     """
 
-    def look(fs: Any, path: str) -> dict[str, int]:
-        return {_name(entry["name"]): int(entry["size"] or 0) for entry in _ls(fs, path) if entry["type"] == "file"}
-
-    return elsewhere("list", url, look)
+    return {name: size for name, kind, size in elsewhere("list", url, _ls) if kind == "file"}
 
 
 def tree(url: str, *, depth: int) -> dict[str, int]:
@@ -176,26 +172,16 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
     """
 
     def flat(fs: Any, path: str) -> dict[str, int]:
-        entries = fs.find(path, detail=True)
-        return {
-            name.removeprefix(f"{path}/"): int(entry["size"] or 0)
-            for name, entry in entries.items()
-            if name.startswith(f"{path}/")
-        }
-
-    def level(fs: Any, path: str) -> dict[str, int]:
-        return {
-            _name(entry["name"]): -1 if entry["type"] == "directory" else int(entry["size"] or 0)
-            for entry in _ls(fs, path)
-        }
+        start, entries = f"{path}/", fs.find(path, detail=True).items()
+        below = {name: entry for name, entry in entries if name.startswith(start)}
+        return {name.removeprefix(start): int(entry["size"] or 0) for name, entry in below.items()}
 
     def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
-        sizes = level(fs, path)
+        sizes = {name: -1 if kind == "directory" else size for name, kind, size in _ls(fs, path)}
         folders = [name for name, size in sizes.items() if size < 0 and depth > 1]
         with ThreadPoolExecutor(STREAMS) as pool:
-            for name, below in zip(
-                folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True
-            ):
+            trees = pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders)
+            for name, below in zip(folders, trees, strict=True):
                 sizes |= {f"{name}/{rest}": size for rest, size in below.items()}
         return sizes
 
@@ -208,16 +194,12 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
 
 def children(url: str) -> list[str]:
     """The names directly below a folder; empty if there is no such folder."""
-    return elsewhere("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
+    return sorted({name for name, _, _ in elsewhere("list", url, _ls)})
 
 
 def folders(url: str) -> list[str]:
     """The names of the folders directly below a folder; empty if there is no such folder."""
-    return elsewhere(
-        "list",
-        url,
-        lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}),
-    )
+    return sorted({name for name, kind, _ in elsewhere("list", url, _ls) if kind == "directory"})
 
 
 def fingerprint(url: str) -> str:
@@ -273,19 +255,15 @@ def publish(url: str, data: bytes, *, parents: bool = True) -> None:
             return
         elsewhere("create", url, create_only)
         there = read(url)
-    except StoreError as error:
-        if error.kind != "exists":
+    except StoreError as refused:
+        if refused.kind != "exists":
             raise
-        there = _there(url, error)
+        try:
+            there = read(url)
+        except StoreError as error:  # if it is missing, it has been removed since
+            raise refused if error.kind == "missing" else error from None
     if there != data:
         raise StoreError.during("create", url, "other bytes are there", kind="exists")
-
-
-def _there(url: str, exists: StoreError) -> bytes:
-    try:
-        return read(url)
-    except StoreError as error:
-        raise exists if error.kind == "missing" else error from None  # it existed, and has been removed since
 
 
 def sync_folder(url: str) -> None:
@@ -368,10 +346,6 @@ def _walk(folder: Path, depth: int, above: str = "") -> Iterator[tuple[str, int]
                 yield above + entry.name, entry.stat().st_size
 
 
-def _name(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
-
-
 def _info(fs: Any, path: str) -> dict[str, Any] | None:
     """The entry of a path, or None. (fsspec's own `exists` takes any error for absence.)"""
     try:
@@ -381,13 +355,15 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
     return entry
 
 
-def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
+def _ls(fs: Any, path: str) -> list[tuple[str, str, int]]:
+    """(name, type, size) of each entry of a folder; empty if there is no such folder."""
     try:
-        return list(fs.ls(path, detail=True, refresh=True))
+        entries = fs.ls(path, detail=True, refresh=True)
     except ABSENT:
         return []
     except TypeError:  # a filesystem whose ls has no refresh
-        return list(fs.ls(path, detail=True))
+        entries = fs.ls(path, detail=True)
+    return [(one["name"].rstrip("/").rsplit("/", 1)[-1], one["type"], int(one.get("size") or 0)) for one in entries]
 
 
 def _pipe(fs: Any, path: str, data: bytes) -> None:

@@ -44,13 +44,10 @@ def outside(arrays: Sequence[NDArray[Any]], vocab: int, *, most: int | None = No
     stride = 1 if most is None else max(1, -(-total // most))
     size = max(1, CHUNK // stride)
     parts = [array[start : start + size] for array in arrays for start in range(0, len(array), size * stride)]
-    least, largest = (
-        (min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)) if total else (0, 0)
-    )
+    least = min((int(part.min()) for part in parts), default=0)
+    largest = max((int(part.max()) for part in parts), default=0)
     if least < 0:
         return f"token {least} is negative."
-    return (
-        f"token {largest} is outside data.vocab={vocab}. Type data.vocab={largest + 1} or more."
-        if largest >= vocab
-        else ""
-    )
+    if largest >= vocab:
+        return f"token {largest} is outside data.vocab={vocab}. Type data.vocab={largest + 1} or more."
+    return ""

@@ -195,7 +195,7 @@ def nothing_left(out: Path, seconds: float = 120) -> bool:
 def leavings(out: str | Path) -> dict[str, Any]:
     """What a finished run left that must not depend on how it got there: rows without times and memory, the last checkpoint's facts and bytes."""
     rows = [json.loads(line) for line in store.read(store.join(str(out), "metrics.jsonl")).decode().splitlines()]
-    found, damaged = commits.newest(str(out))
+    found, damaged = commits.first(commits.candidates(str(out)))
     assert found and not damaged
     url, commit = found
     tensors = {file["name"]: _arrays(store.join(url, file["name"]), file) for file in commit["files"]}

@@ -18,7 +18,6 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step."""
-        ...
 
     def save(self, state: TrainState, *, last: bool = True) -> str:
         """Begin to save `state`, which may change when this returns; all ranks call it. Returns the URL of the
@@ -26,29 +25,23 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
 
         When it is not the `last`, only the due kind of copy is made: None for a copy in memory, which is no checkpoint.
         """
-        ...
 
     def landed(self) -> list[SaveResult]:
         """Results of saves since the last call, without waiting. A failed save does not end the run."""
-        ...
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
         """Record metrics of the state after this step; `complete`: no hook will add more."""
-        ...
 
     def brings(self) -> bool:
         """Whether `restore` will find a checkpoint: it then loads one, or raises; all ranks call it."""
-        ...
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """Load the newest valid checkpoint into `state`; all ranks call it. Returns its commit, or None if there is
         none.
         """
-        ...
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
         """Load the weights alone from the checkpoint at a URL; all ranks call it. Returns its commit."""
-        ...
 
     def load_state(self, source: str, state: TrainState) -> dict[str, Any]:
         """Like `load_weights`, the whole state: `state` goes on from the checkpoint of another run."""
@@ -56,4 +49,3 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
 
     def wait(self) -> None:
         """Wait until the last save is committed. Raises StoreError if it failed."""
-        ...

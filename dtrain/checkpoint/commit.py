@@ -38,6 +38,9 @@ SHAPE = {
 }  # fmt: skip
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
+Candidate = tuple[str, dict[str, Any] | None, str]
+"""(URL, commit, "") of a checkpoint, or (URL, None, problem) of a damaged one."""
+
 
 class DamagedError(StoreError):
     """The bytes of a checkpoint are not those that were saved; an older one may be valid."""
@@ -113,14 +116,14 @@ def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str
             raise _damaged(url, f"{file['name']} is missing or has another size")
 
 
-def candidates(out: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """(URL, commit, "") of every checkpoint under `out`, newest first; (URL, None, problem) of a damaged one; attempts
-    without a commit are left out. Raises StoreError if the storage cannot be listed.
+def candidates(out: str) -> Iterator[Candidate]:
+    """Every checkpoint under `out`, newest first; attempts without a commit are left out. Raises StoreError if the
+    storage cannot be listed.
     """
     return read_each(listed(out))
 
 
-def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
+def read_each(attempts: Sequence[Attempt]) -> Iterator[Candidate]:
     """Like `candidates`, for these attempts."""
     for attempt in attempts:
         if attempt.is_committed:
@@ -140,39 +143,33 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
     for rival in rivals(newest, attempts, commit.get("passed_over", ())):
         with contextlib.suppress(DamagedError):
             read(rival.url, rival.files)
-            raise StoreError.during(
-                "choose a checkpoint under", newest.url.split("/checkpoints/")[0], dispute(newest, rival)
-            )
+            out = newest.url.split("/checkpoints/")[0]
+            raise StoreError.during("choose a checkpoint under", out, dispute(newest, rival))
 
 
-def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
-    """The newest valid attempt with its commit, and a sentence for every damaged one that was skipped. Digests of
-    shards are not verified.
-    """
-    return _first(candidates(out))
-
-
-def found_at(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
+def found_at(source: str) -> Iterator[Candidate]:
     """Like `candidates`, for a run's `out`, a step's folder or one attempt."""
     return read_each(listed_at(source))
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
     """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError if none is valid."""
-    chosen, damaged = _first(found_at(source))
+    chosen, damaged = first(found_at(source))
     if chosen is None:
-        raise StoreError.during("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
+        cause = "; ".join(problem for _, problem in damaged) or "there is no committed one"
+        raise StoreError.during("find a checkpoint at", source, cause)
     return chosen
 
 
-def _first(
-    candidates: Iterable[tuple[str, dict[str, Any] | None, str]],
-) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
-    damaged = list[str]()
+def first(candidates: Iterable[Candidate]) -> tuple[tuple[str, dict[str, Any]] | None, list[tuple[str, str]]]:
+    """(URL, commit) of the first valid candidate, and (URL, problem) of the damaged ones before it. Digests of shards
+    are not verified.
+    """
+    damaged = list[tuple[str, str]]()
     for url, commit, problem in candidates:
         if commit is not None:
             return (url, commit), damaged
-        damaged.append(problem)
+        damaged.append((url, problem))
     return None, damaged
 
 
@@ -221,11 +218,8 @@ def _check_position(step: int, stream: Mapping[str, Any]) -> None:
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     """Whether pieces (offset, shape) partition a tensor of `shape`: inside it, disjoint, and of the same total size."""
-    boxes = [
-        (low, tuple(map(sum, zip(low, size, strict=True))))
-        for low, size in pieces
-        if len(low) == len(size) == len(shape)
-    ]
+    fitting = [(low, size) for low, size in pieces if len(low) == len(size) == len(shape)]
+    boxes = [(low, tuple(map(sum, zip(low, size, strict=True)))) for low, size in fitting]
     inside = all(end <= whole for _, high in boxes for end, whole in zip(high, shape, strict=True))
     if len(boxes) != len(pieces) or not inside or sum(prod(size) for _, size in pieces) != prod(shape):
         return False

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.format import NAMES, Entry, header
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
@@ -74,9 +75,8 @@ def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
     """Raises DamagedError if the pieces of a file exceed its size, because a false shape would fill the disk."""
     sizes = dict.fromkeys((file["name"] for file in commit["files"]), 0)
     for piece in commit["pieces"]:
-        sizes[piece["file"]] += (
-            math.prod(piece["shape"]) * _kind(url, commit["tensors"][piece["name"]]["dtype"], None).itemsize
-        )
+        kind = _kind(url, commit["tensors"][piece["name"]]["dtype"], None)
+        sizes[piece["file"]] += math.prod(piece["shape"]) * kind.itemsize
     for file in commit["files"]:
         if sizes[file["name"]] > file["size"]:
             raise DamagedError.during("load", store.join(url, file["name"]), "it is to hold more than it has bytes")
@@ -115,28 +115,17 @@ def _laid_out(
 
 def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> None:
     """Copy every piece into its target, one file after another."""
-    pieces: dict[str, list[Mapping[str, Any]]] = {}
-    for piece in commit["pieces"]:
-        if piece["name"] in targets:
-            pieces.setdefault(piece["file"], []).append(piece)
+    pieces = shards.grouped((piece for piece in commit["pieces"] if piece["name"] in targets), "file")
     for file in commit["files"]:
         if file["name"] not in pieces:
             continue
         where = store.join(url, file["name"])
         data = read_file(where, file)
-        entries = parse_file(where, data, commit)
+        entries = parse_file(where, data, commit, pieces[file["name"]])
         for piece in pieces[file["name"]]:
-            entry = entries.get(piece["key"])
-            if (
-                entry is None
-                or list(entry.shape) != piece["shape"]
-                or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
-            ):
-                raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} does not match the commit")
-            place = tuple(
-                slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True)
-            )
-            targets[piece["name"]][place].copy_(tensor_of(data, entry))
+            sides = zip(piece["offset"], piece["shape"], strict=True)
+            place = tuple(slice(begin, begin + size) for begin, size in sides)
+            targets[piece["name"]][place].copy_(tensor_of(data, entries[piece["key"]]))
 
 
 def _config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:

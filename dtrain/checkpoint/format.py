@@ -40,25 +40,17 @@ class Entry:
 
 def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
     """The header of a file, padded so that the data begins at a multiple of 8 bytes. `mark`: its metadata."""
-    text = json.dumps(
-        ({"__metadata__": dict(mark)} if mark else {})
-        | {
-            name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
-            for name, one in entries.items()
-        },
-        separators=(",", ":"),
-    ).encode()
+    facts: dict[str, Any] = {"__metadata__": dict(mark)} if mark else {}
+    for name, one in entries.items():
+        offsets = [one.begin, one.end]
+        facts[name] = {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": offsets}
+    text = json.dumps(facts, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def parse(data: bytes | bytearray | memoryview) -> dict[str, Entry]:
-    """The tensors of a complete file. Raises ValueError if it is not a valid safetensors file."""
-    return parse_marked(data)[0]
-
-
-def parse_marked(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Like `parse`, and the metadata of the file."""
+def parse(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors and the metadata of a complete file. Raises ValueError if it is not a valid safetensors file."""
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")
     if len(view) < 8 or length > min(len(view) - 8, HEADER_BYTES):

@@ -3,6 +3,7 @@ changes.
 """
 
 import hashlib
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
-from dtrain.checkpoint.format import Entry, parse_marked
+from dtrain.checkpoint.format import Entry, parse
 from dtrain.errors import StoreError
 from dtrain.storage import store
 
@@ -28,39 +29,29 @@ class Reading:
     """Reads the commit at `url` on one rank: for each name of `wanted` the part that this rank holds."""
 
     def __init__(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
-        pieces: dict[str, list[Mapping[str, Any]]] = {}
-        for piece in commit["pieces"]:
-            pieces.setdefault(piece["name"], []).append(piece)
-        self._url, self._commit, self._dtypes = (
-            url,
-            commit,
-            {name: facts["dtype"] for name, facts in commit["tensors"].items()},
-        )
-        self._overlaps = {name: shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
-        needed = {piece["file"] for overlap in self._overlaps.values() for piece, *_ in overlap.overlaps}
-        self._files = [file for file in commit["files"] if file["name"] in needed]
-        self._kept: dict[str, bytes] = {}
+        self._url, self._commit, pieces = url, commit, shards.grouped(commit["pieces"], "name")
+        self._overlaps = [shards.ShardOverlap(tensor, pieces[name]) for name, tensor in wanted.items()]
+        needed = (piece for overlap in self._overlaps for piece, *_ in overlap.overlaps)
+        self._pieces = shards.grouped(needed, "file")
+        self._files = [file for file in commit["files"] if file["name"] in self._pieces]
+        self._verified: dict[str, bytes] = {}
 
     def verify(self) -> None:
         """Read every file once and check its digest and header against the commit. Raises DamagedError, StoreError."""
-        expected: dict[str, list[Mapping[str, Any]]] = {}
-        for overlap in self._overlaps.values():
-            for piece, *_ in overlap.overlaps:
-                expected.setdefault(piece["file"], []).append(piece)
         room = KEPT_BYTES
         for file, data in _ahead(self._files, self._read):
-            self._check(file["name"], parse_file(self._where(file), data, self._commit), expected[file["name"]])
+            parse_file(self._where(file), data, self._commit, self._pieces[file["name"]])
             if len(data) <= room:
-                self._kept[file["name"]] = data
+                self._verified[file["name"]] = data
                 room -= len(data)
 
     def fill(self) -> None:
         """Copy the verified bytes into the tensors."""
         users: dict[str, list[tuple[shards.ShardOverlap, int, str]]] = {}
-        for overlap in self._overlaps.values():
+        for overlap in self._overlaps:
             for number, (piece, *_) in enumerate(overlap.overlaps):
                 users.setdefault(piece["file"], []).append((overlap, number, piece["key"]))
-        for file, data in _ahead(self._files, lambda file: self._kept.pop(file["name"], None) or self._read(file)):
+        for file, data in _ahead(self._files, lambda file: self._verified.pop(file["name"], None) or self._read(file)):
             entries = parse_file(self._where(file), data, self._commit)
             for overlap, number, key in users[file["name"]]:
                 overlap.fill(number, tensor_of(data, entries[key]))
@@ -71,14 +62,6 @@ class Reading:
 
     def _where(self, file: Mapping[str, Any]) -> str:
         return store.join(self._url, file["name"])
-
-    def _check(self, name: str, entries: Mapping[str, Entry], pieces: Iterable[Mapping[str, Any]]) -> None:
-        for piece in pieces:
-            entry = entries.get(piece["key"])
-            if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != self._dtypes[piece["name"]]:
-                raise DamagedError.during(
-                    "load", store.join(self._url, name), f"its {piece['key'][:80]!r} does not match the commit"
-                )
 
 
 def read_file(where: str, file: Mapping[str, Any]) -> bytes:
@@ -94,10 +77,14 @@ def read_file(where: str, file: Mapping[str, Any]) -> bytes:
     return data
 
 
-def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, Entry]:
-    """The tensors of a file. Raises DamagedError if it is malformed, or of another step or attempt than the commit."""
+def parse_file(
+    where: str, data: bytes, commit: Mapping[str, Any], pieces: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Entry]:
+    """The tensors of a file. Raises DamagedError if it is malformed, of another step or attempt than the commit, or
+    does not have these `pieces` of the commit.
+    """
     try:
-        entries, mark = parse_marked(data)
+        entries, mark = parse(data)
     except ValueError as error:
         raise DamagedError.during("load", where, f"it is not a safetensors file ({error})") from error
     for name, value in mark.items():
@@ -105,6 +92,10 @@ def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, 
             raise DamagedError.during(
                 "load", where, f"its tensors are of {name} {value[:80]}, but the commit is of {str(commit[name])[:80]}"
             )
+    for piece in pieces:
+        entry, dtype = entries.get(piece["key"]), commit["tensors"][piece["name"]]["dtype"]
+        if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != dtype:
+            raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} does not match the commit")
     return entries
 
 
@@ -125,38 +116,31 @@ def mismatches(
     """Why a commit cannot fill `wanted`: missing names, other shapes, integers for floats, and names that begin with
     one of `strict` but are wanted on no rank (`everywhere`: the names wanted on any rank).
     """
-    saved = commit["tensors"]
-    missing = [name for name in wanted if name not in saved]
+    saved, shapes, dtypes, missing = commit["tensors"], list[str](), list[str](), list[str]()
+    for name, tensor in wanted.items():
+        if name not in saved:
+            missing.append(name)
+            continue
+        shape, dtype = saved[name]["shape"], saved[name]["dtype"]
+        if shape != list(tensor.shape):
+            shapes.append(f"{name} is {shape} there, {list(tensor.shape)} here")
+        if ("float" in dtype) != tensor.dtype.is_floating_point:
+            dtypes.append(f"{name} is {dtype} there, {tensor.dtype} here")
     extra = sorted({name for name in saved if name.startswith(strict)} - set(everywhere))
-    shapes = [
-        f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
-        for name, tensor in wanted.items()
-        if name in saved and saved[name]["shape"] != list(tensor.shape)
-    ]
-    dtypes = [
-        f"{name} is {saved[name]['dtype']} there, {tensor.dtype} here"
-        for name, tensor in wanted.items()
-        if name in saved and ("float" in saved[name]["dtype"]) != tensor.dtype.is_floating_point
-    ]
-    return (
-        [f"missing: {', '.join(missing[:3])}"] * bool(missing)
-        + [f"left over: {', '.join(extra[:3])}"] * bool(extra)
-        + shapes[:3]
-        + dtypes[:3]
-    )
+    names = {"missing": missing, "left over": extra}
+    return [f"{what}: {', '.join(some[:3])}" for what, some in names.items() if some] + shapes[:3] + dtypes[:3]
 
 
 def _ahead(files: Iterable[Mapping[str, Any]], read: Any) -> Iterator[tuple[Mapping[str, Any], bytes]]:
     """Each file with its bytes, in order, reading ahead; at most STREAMS are in memory."""
-    waiting = deque[tuple[Mapping[str, Any], Future[bytes]]]()
+    remaining, waiting = iter(files), deque[tuple[Mapping[str, Any], Future[bytes]]]()
     with ThreadPoolExecutor(STREAMS) as pool:
         try:
-            for file in files:
-                waiting.append((file, pool.submit(read, file)))
-                if len(waiting) >= STREAMS:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            while waiting:
+            while True:
+                for file in itertools.islice(remaining, STREAMS - len(waiting)):
+                    waiting.append((file, pool.submit(read, file)))
+                if not waiting:
+                    return
                 first, future = waiting.popleft()
                 yield first, future.result()
         finally:

@@ -45,17 +45,13 @@ class Copy:
     def commit(self) -> dict[str, Any]:
         """The copies as a commit; the `file` of a piece is the name of a rank's copy."""
         first = min(self.parts.values(), key=lambda part: part["rank"])
-        return {
-            "step": self.step,
-            "facts": {
-                **first["facts"],
-                "optim": {
-                    name: value for part in self.parts.values() for name, value in part["facts"]["optim"].items()
-                },
-            },
-            "tensors": {name: facts for part in self.parts.values() for name, facts in part["tensors"].items()},
-            "pieces": [{**piece, "file": stem} for stem, part in self.parts.items() for piece in part["pieces"]],
-        }
+        optim, tensors, pieces = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+        for stem, part in self.parts.items():
+            optim |= part["facts"]["optim"]
+            tensors |= part["tensors"]
+            pieces += [{**piece, "file": stem} for piece in part["pieces"]]
+        facts = {**first["facts"], "optim": optim}
+        return {"step": self.step, "facts": facts, "tensors": tensors, "pieces": pieces}
 
 
 class Memory:
@@ -83,21 +79,9 @@ class Memory:
         for file in files:
             begin = file.begin
             for piece in file.pieces:
-                described = {
-                    "name": piece.name,
-                    "shape": list(piece.shape),
-                    "offset": list(piece.offset),
-                    "dtype": NAMES[piece.dtype],
-                    "begin": begin,
-                }
-                pieces.append(described)
+                pieces.append({"name": piece.name, **piece.place, "dtype": NAMES[piece.dtype], "begin": begin})
                 begin += piece.bytes
-        names = {piece["name"] for piece in pieces}
-        shapes = {
-            name: {"shape": list(t.shape), "dtype": str(t.dtype)}
-            for name, t in tensors.items()
-            if name in names or not t.numel()
-        }
+        shapes = shards.described(tensors, {piece["name"] for piece in pieces})
         about = {"step": step, "rank": self._mesh.rank, "world": self._mesh.world, "run": self._run, "facts": facts}
         about |= {"tensors": shapes, "pieces": pieces, "stem": self._stem(self._mesh.rank, slot)}
         text = json.dumps(about).encode()
@@ -116,31 +100,24 @@ class Memory:
                 parts, holders = steps.setdefault((about["step"], about["run"]), ({}, {}))
                 parts[stem] = about
                 holders.setdefault(stem, []).append(rank)
-        complete = [
-            key
-            for key, (parts, _) in steps.items()
-            if {part["rank"] for part in parts.values()} >= set(range(next(iter(parts.values()))["world"]))
-        ]
-        if not complete:
-            return None
-        parts, holders = steps[max(complete)]
-        return Copy(max(complete)[0], dict(sorted(parts.items())), holders)
+        for (step, _), (parts, holders) in sorted(steps.items(), key=lambda item: item[0], reverse=True):
+            world = next(iter(parts.values()))["world"]
+            if {part["rank"] for part in parts.values()} >= set(range(world)):
+                return Copy(step, dict(sorted(parts.items())), holders)
+        return None
 
     def fill(self, copy: Copy, wanted: Mapping[str, Tensor]) -> None:
         """Fill this rank's parts of `wanted`, also from other nodes; all ranks call it."""
-        pieces: dict[str, list[Mapping[str, Any]]] = {}
-        for piece in copy.commit["pieces"]:
-            pieces.setdefault(piece["name"], []).append(piece)
-        overlaps = [shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
+        pieces = shards.grouped(copy.commit["pieces"], "name")
+        overlaps = [shards.ShardOverlap(tensor, pieces[name]) for name, tensor in wanted.items()]
         for stem in copy.parts:
             data = self._everywhere(stem, copy)
             for one in overlaps:
                 for number, (piece, *_) in enumerate(one.overlaps):
                     if piece["file"] == stem:
-                        dtype, size = DTYPES[piece["dtype"]], torch.Size(piece["shape"]).numel()
-                        one.fill(
-                            number, data[piece["begin"] :][: size * dtype.itemsize].view(dtype).view(piece["shape"])
-                        )
+                        dtype, begin = DTYPES[piece["dtype"]], piece["begin"]
+                        end = begin + torch.Size(piece["shape"]).numel() * dtype.itemsize
+                        one.fill(number, data[begin:end].view(dtype).view(piece["shape"]))
 
     def forget(self, but: Callable[[str], bool]) -> None:
         """Remove the copies on this node, except those with these names."""
@@ -169,10 +146,8 @@ class Memory:
         self._exchange(torch.frombuffer(bytearray(text), dtype=torch.uint8), list(texts.values()))
         for rank in sources:
             self._path(rank, slot, "json").unlink(missing_ok=True)
-        rooms = self._on_all(
-            lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in sources]
-        )
-        self._exchange(memory, rooms)
+        rooms = {self._path(rank, slot, "bytes"): int(sizes[rank][1]) for rank in sources}
+        self._exchange(memory, self._on_all(lambda: [self._room(path, size) for path, size in rooms.items()]))
         for rank in sources:
             _write_atomically(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
 
@@ -190,12 +165,10 @@ class Memory:
     def _exchange(self, send: Tensor, receive: list[Tensor]) -> None:
         """Send `send` to the next node, and fill `receive` from the ranks of the previous node."""
         works = [dist.isend(send, self._next)] if send.numel() else []
-        works += [
-            dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()
-        ]
-        for work in works:
-            if work:
-                work.wait()
+        expected = [(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()]
+        works += [dist.irecv(tensor, rank) for tensor, rank in expected]
+        for work in filter(None, works):
+            work.wait()
 
     def _map(self, slot: int, size: int) -> Tensor:
         return _mapped(self._path(self._mesh.rank, slot, "bytes"), size)
@@ -220,12 +193,9 @@ def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
     nodes = {node: [rank for rank, place in enumerate(places) if place == node] for node in sorted(set(places))}
     if len(nodes) < 2:
         return None, []
-    after = dict(zip(nodes, [*list(nodes)[1:], next(iter(nodes))], strict=True))
-    to = {
-        rank: nodes[after[node]][index % len(nodes[after[node]])]
-        for node, ranks in nodes.items()
-        for index, rank in enumerate(ranks)
-    }
+    groups, to = list(nodes.values()), dict[int, int]()
+    for ranks, after in zip(groups, [*groups[1:], groups[0]], strict=True):
+        to |= {rank: after[index % len(after)] for index, rank in enumerate(ranks)}
     return to[mesh.rank], [rank for rank, target in to.items() if target == mesh.rank]
 
 
@@ -250,21 +220,22 @@ def _mapped(path: Path, size: int) -> Tensor:
         with path.open("w+b") as file:
             if size:
                 os.posix_fallocate(file.fileno(), 0, size)
-                return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+            return _view(file.fileno(), size)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise StoreError.during(
             "keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 to do without"
         ) from error
-    return torch.empty(0, dtype=torch.uint8)
 
 
 def _read(path: Path) -> Tensor:
     """The bytes of a copy, mapped."""
     with path.open("r+b") as file:
-        size = path.stat().st_size
-        return (
-            torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
-            if size
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        return _view(file.fileno(), path.stat().st_size)
+
+
+def _view(descriptor: int, size: int) -> Tensor:
+    """The bytes of a file, mapped; an empty file cannot be."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.commit import Candidate, DamagedError, first
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
@@ -14,8 +14,6 @@ from dtrain.mesh import Mesh
 from dtrain.storage.attempts import place
 
 Commit = Mapping[str, Any]
-Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
-"""The result of `commits.candidates`."""
 
 
 class Restore:
@@ -28,20 +26,11 @@ class Restore:
         self.damaged: list[str] = []
         self.passed_over: set[str] = set()
 
-    def candidates(self, look: Callable[[], Candidates]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def candidates(self, look: Callable[[], Iterator[Candidate]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """(URL, commit) on every rank of the candidates that `look` yields on rank 0, newest first."""
         candidates = look() if self._mesh.rank == 0 else iter(())
-
-        def following() -> tuple[list[tuple[str, str]], tuple[str, dict[str, Any]] | None]:
-            damaged = list[tuple[str, str]]()
-            for url, commit, fault in candidates:
-                if commit is not None:
-                    return damaged, (url, commit)
-                damaged.append((url, fault))
-            return damaged, None
-
         while True:
-            damaged, chosen = self._mesh.on_rank_0("look for checkpoints", following)
+            chosen, damaged = self._mesh.on_rank_0("look for checkpoints", lambda: first(candidates))
             for url, fault in damaged:
                 self._skip(url, fault)
             if chosen is None:
@@ -60,12 +49,8 @@ class Restore:
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
         """Like `load`, but only the weights, which also initialise their average."""
-        loaded = self._fill(
-            url,
-            commit,
-            {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")},
-            ("model.",),
-        )
+        weights = {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}
+        loaded = self._fill(url, commit, weights, ("model.",))
         if loaded and state.ema:
             state.ema.begin()
         return loaded
@@ -126,6 +111,5 @@ class Restore:
         try:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreError.during(
-                "load", url, f"its facts cannot be loaded ({type(error).__name__}: {error})"
-            ) from error
+            cause = f"its facts cannot be loaded ({type(error).__name__}: {error})"
+            raise StoreError.during("load", url, cause) from error

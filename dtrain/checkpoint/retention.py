@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain.checkpoint import commit as commits
 from dtrain.errors import LeaseError, StoreError
@@ -51,10 +51,10 @@ class Policy:
         lasting = [step for step in steps if not self.passing(step)]
         newest = {*steps[:1], *lasting[: max(1, self.keep or 0)]}
         scored = {step: scores[step] for step in lasting if math.isfinite(scores.get(step, math.nan))}
+        if not scored or not self.best:
+            return newest
         sign = 1 if self.best_is == "lowest" else -1
-        return newest | (
-            {min(scored, key=lambda step: (sign * scored[step], -step))} if scored and self.best else set()
-        )
+        return {*newest, min(scored, key=lambda step: (sign * scored[step], -step))}
 
 
 @dataclass
@@ -141,10 +141,9 @@ class Retention:
         oldest = min((one.step for one in stay), default=step)
         faults = list[str]()
         for one in reversed(attempts):
-            kept = (
-                one.step > step or one.url == self._living or one in stay
-            )  # checkpoints with more steps are never removed
-            if not kept and (self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)):
+            # checkpoints with more steps are never removed
+            stays = one.step > step or one.url == self._living or one in stay
+            if not stays and (self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)):
                 lease.verify(self.out)  # the commit may be long ago
                 faults += self._remove(one)
         if faults:
@@ -171,9 +170,8 @@ class Retention:
                     first.setdefault(one.step, one)
             scores = {at: self._score(one) for at, one in first.items()} if self.policy.best else {}
             stay = [first[at] for at in self.policy.staying(list(first), scores)]
-            wrong = [
-                first[at] for at in self.policy.relied_on(list(first), scores) if not self._is_valid(first[at].url)
-            ]
+            relied_on = [first[at] for at in self.policy.relied_on(list(first), scores)]
+            wrong = [one for one in relied_on if not self._is_valid(one.url)]
             if not wrong:
                 return stay
             doubtful = [one for one in doubtful if one not in wrong]
@@ -212,12 +210,19 @@ class Retention:
 
     def _score(self, one: Attempt) -> float:
         if one.url not in self._scores and SCORES in one.files:
-            try:
-                scores: dict[str, Any] = json.loads(store.read(store.join(one.url, SCORES)))
-                self._scores[one.url] = float(scores[str(self.policy.best)])
-            except (StoreError, ValueError, KeyError, TypeError, RecursionError):
-                self._scores[one.url] = math.nan
+            self._scores[one.url] = scores_of(one).get(str(self.policy.best), math.nan)
         return self._scores.get(one.url, math.nan)
+
+
+def scores_of(attempt: Attempt) -> Mapping[str, float]:
+    """The metrics beside a commit; empty if there are none, or if they cannot be read."""
+    if SCORES not in attempt.files:
+        return {}
+    try:
+        scores = json.loads(store.read(store.join(attempt.url, SCORES)))
+        return {str(name): float(value) for name, value in scores.items()}
+    except (StoreError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _ours(url: str) -> bool:

@@ -3,7 +3,8 @@
 A piece is {name, shape, offset, key, file}: its position in the whole tensor, and the location of its bytes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,8 @@ def mine(tensors: Mapping[str, Tensor], coords: Mapping[str, int]) -> Iterator[t
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-            copies = [
-                index
-                for index, placement in zip(coordinate, tensor.placements, strict=True)
-                if placement.is_replicate()
-            ]
+            axes = zip(coordinate, tensor.placements, strict=True)
+            copies = [index for index, placement in axes if placement.is_replicate()]
             names = tensor.device_mesh.mesh_dim_names or ()
             if "tp" not in names:
                 copies.append(coords["tp"])
@@ -35,6 +33,24 @@ def mine(tensors: Mapping[str, Tensor], coords: Mapping[str, int]) -> Iterator[t
                 yield name, local(tensor), offset(tensor)
         elif coords["batch"] == coords["tp"] == 0:
             yield name, tensor, (0,) * tensor.ndim
+
+
+def described(tensors: Mapping[str, Tensor], written: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Shape and dtype of each tensor of which this rank writes a piece, and of empty ones, which have none."""
+    own = {name: tensor for name, tensor in tensors.items() if name in written or not tensor.numel()}
+    return {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in own.items()}
+
+
+def grouped(pieces: Iterable[Mapping[str, Any]], by: str) -> defaultdict[str, list[Mapping[str, Any]]]:
+    """The pieces of each name or file."""
+    groups = defaultdict[str, list[Mapping[str, Any]]](list)
+    for piece in pieces:
+        groups[piece[by]].append(piece)
+    return groups
+
+
+def _slices(low: Sequence[int], high: Sequence[int], start: Sequence[int]) -> Slices:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, start, strict=True))
 
 
 class ShardOverlap:
@@ -50,10 +66,7 @@ class ShardOverlap:
             low = [max(a, b) for a, b in zip(begin, piece["offset"], strict=True)]
             high = [min(a + n, b + m) for a, n, b, m in zip(begin, shape, piece["offset"], piece["shape"], strict=True)]
             if all(a < b for a, b in zip(low, high, strict=True)):
-                source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece["offset"], strict=True))
-                self.overlaps.append(
-                    (piece, source, tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True)))
-                )
+                self.overlaps.append((piece, _slices(low, high, piece["offset"]), _slices(low, high, begin)))
 
     def fill(self, number: int, value: Tensor) -> None:
         """Copy overlap `number` from the whole piece `value`, converted to the type of the part."""

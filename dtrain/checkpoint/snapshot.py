@@ -33,6 +33,11 @@ class Piece:
     rows: tuple[int, int] | None
 
     @property
+    def place(self) -> dict[str, list[int]]:
+        """Its position in the whole tensor."""
+        return {"shape": list(self.shape), "offset": list(self.offset)}
+
+    @property
     def bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
@@ -62,16 +67,8 @@ class File:
         return sum(map(len, self.parts))
 
     def manifest(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": piece.name,
-                "key": piece.key,
-                "file": self.name,
-                "shape": list(piece.shape),
-                "offset": list(piece.offset),
-            }
-            for piece in self.pieces
-        ]
+        """The pieces in it, as a commit lists them."""
+        return [{"name": one.name, "key": one.key, "file": self.name, **one.place} for one in self.pieces]
 
 
 class Snapshot:
@@ -93,16 +90,13 @@ class Snapshot:
 
         A GPU copies in stream order, before the loop's next kernels, so that the loop need not wait.
         """
-        signature = [
-            (name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()
-        ]
+        signature = [(name, one.shape, one.dtype, getattr(one, "placements", None)) for name, one in tensors.items()]
         if signature != self._signature:
             self._lay_out(tensors)
             self._signature = signature
-        parts = {
-            name: local(tensors[name]) for name in {piece.name: None for file in self._files for piece in file.pieces}
-        }
-        sources = [piece.of(parts[piece.name]) for file in self._files for piece in file.pieces]
+        pieces = [piece for file in self._files for piece in file.pieces]
+        parts = {name: local(tensors[name]) for name in {piece.name for piece in pieces}}
+        sources = [piece.of(parts[piece.name]) for piece in pieces]
         if sources:
             with torch.no_grad():
                 torch._foreach_copy_(self._targets, sources, non_blocking=True)
@@ -179,9 +173,8 @@ def _memory(size: int, *, pinned: bool) -> Tensor:
     """
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(
-        -1, size, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {})
-    )
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    memory = mmap.mmap(-1, size, **flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,15 +1,15 @@
 """A survey of a URL: every attempt to save, its status, and whether its bytes are intact."""
 
 import datetime
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint import shards
 from dtrain.checkpoint.load import parse_file, read_file
-from dtrain.checkpoint.retention import SCORES
+from dtrain.checkpoint.retention import scores_of
 from dtrain.errors import StoreError
 from dtrain.storage import attempts as listing
 from dtrain.storage import store
@@ -57,35 +57,22 @@ def dispute(attempts: Sequence[Attempt]) -> str:
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     if not valid or valid[0].commit is None:
         return ""
-    rival = next(
-        iter(listing.rivals(valid[0].listed, [one.listed for one in valid], valid[0].commit.get("passed_over", ()))),
-        None,
-    )
-    return listing.dispute(valid[0].listed, rival) if rival else ""
+    newest, passed_over = valid[0].listed, valid[0].commit.get("passed_over", ())
+    for rival in listing.rivals(newest, [one.listed for one in valid], passed_over):
+        return listing.dispute(newest, rival)
+    return ""
 
 
 def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for every damaged file of a commit. Raises StoreError if the storage does not answer."""
-    pieces: dict[str, list[Mapping[str, Any]]] = {file["name"]: [] for file in commit["files"]}
-    for piece in commit["pieces"]:
-        pieces[piece["file"]].append(piece)
+    pieces = shards.grouped(commit["pieces"], "file")
 
     def check(file: Mapping[str, Any]) -> str:
         where = store.join(url, file["name"])
         try:
-            entries = parse_file(where, read_file(where, file), commit)
+            parse_file(where, read_file(where, file), commit, pieces[file["name"]])
         except commits.DamagedError as error:
             return str(error)
-        for piece in pieces[file["name"]]:
-            entry = entries.get(piece["key"])
-            if (
-                entry is None
-                or list(entry.shape) != piece["shape"]
-                or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
-            ):
-                return str(
-                    commits.DamagedError.during("load", where, f"its {piece['key'][:80]!r} does not match the commit")
-                )
         return ""
 
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -100,7 +87,7 @@ def _look(listed: listing.Attempt) -> Attempt:
         commit = commits.read(url, listed.files)
     except commits.DamagedError as error:
         return Attempt(listed, "damaged", None, str(error), size, begun, {})
-    return Attempt(listed, "valid", commit, "", size, begun, _scores(url) if SCORES in listed.files else {})
+    return Attempt(listed, "valid", commit, "", size, begun, scores_of(listed))
 
 
 def _begun(name: str) -> datetime.datetime | None:
@@ -111,12 +98,3 @@ def _begun(name: str) -> datetime.datetime | None:
         return datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)
     except ValueError:
         return None
-
-
-def _scores(url: str) -> Mapping[str, float]:
-    """The metrics beside a commit; empty if they cannot be read."""
-    try:
-        scores = json.loads(store.read(store.join(url, SCORES)))
-        return {str(name): float(value) for name, value in scores.items()}
-    except (StoreError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}

@@ -53,9 +53,9 @@ def test_facts_of_a_run_are_read(tmp_path: Path) -> None:
 def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> None:
     attempt(tmp_path, 3)
     attempt(tmp_path, 7).parent.rename(tmp_path / "checkpoints/step-00000009")
-    chosen, damaged = commit.newest(str(tmp_path))
+    chosen, damaged = commit.first(commit.candidates(str(tmp_path)))
     assert chosen and chosen[1]["step"] == 3
-    assert len(damaged) == 1 and "it is of step 7" in damaged[0]
+    assert len(damaged) == 1 and "it is of step 7" in damaged[0][1]
 
 
 def test_a_commit_is_never_replaced(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: str) -> 
     with pytest.raises(StoreError, match=said) as caught:
         commit.read(str(bad))
     assert str(bad) in str(caught.value)
-    chosen, damaged = commit.newest(str(tmp_path))
+    chosen, damaged = commit.first(commit.candidates(str(tmp_path)))
     assert chosen is not None
     assert chosen[0] == str(good)
     assert len(damaged) == 1
-    assert said in damaged[0]
+    assert damaged[0] == (str(bad), damaged[0][1]) and said in damaged[0][1]
 
 
 def position(**changed: Any) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def test_what_was_never_committed_is_passed_over_in_silence(tmp_path: Path) -> N
     attempt(tmp_path, 2)
     (attempt(tmp_path, 3) / commit.NAME).unlink()
     (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
-    chosen, damaged = commit.newest(str(tmp_path))
+    chosen, damaged = commit.first(commit.candidates(str(tmp_path)))
     assert chosen is not None
     assert (chosen[1]["step"], damaged) == (2, [])
 
@@ -268,7 +268,7 @@ def test_the_newest_step_wins_and_of_one_step_the_newest_attempt(tmp_path: Path)
     early, late = "20250101T000000-0000000b", "20250102T000000-0000000a"
     for step, name in ((2, early), (10, early), (10, late), (9, "20260101T000000-0000000c")):
         attempt(tmp_path, step, name)
-    chosen, _ = commit.newest(str(tmp_path))
+    chosen, _ = commit.first(commit.candidates(str(tmp_path)))
     assert chosen is not None
     assert chosen[0].endswith(f"step-00000010/{late}")
 
@@ -292,4 +292,4 @@ def test_folders_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
-    assert commit.newest(str(tmp_path / "none")) == (None, [])
+    assert commit.first(commit.candidates(str(tmp_path / "none"))) == (None, [])

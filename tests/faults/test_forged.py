@@ -162,7 +162,7 @@ def fuzzed(out: Path, count: int) -> list[str]:
         journal.close()
 
     def checkpoints() -> None:
-        commits.newest(str(out))
+        commits.first(commits.candidates(str(out)))
         verb.run(["ls", f"out={out}"])
         verb.run(["verify", f"out={out}"])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import started, steps_of, wait_for_step
 
-from dtrain.checkpoint.commit import newest
+from dtrain.checkpoint.commit import candidates, first
 
 pytestmark = pytest.mark.campaign("signals")
 
@@ -57,14 +57,14 @@ def campaign(out: Path, words: list[str], times: int, seed: int, *, machine: str
     """The same run, ended again and again. How many of the starts had something new to save, and saved it."""
     draw, saved = random.Random(seed), 0
     for number in range(times):
-        before, _ = newest(str(out))
+        before, _ = first(candidates(str(out)))
         steps = number % 2 and (before[1]["step"] if before else 0) + 1  # every other one trains
         seconds = draw.uniform(0, 1.0 if steps else 3.0)
         code, output = terminated(out, seconds, *words, steps=steps or None, grace=GRACE_SECONDS[machine])
         said = f"SIGTERM after {seconds:.2f} s\n{output}"
         assert code == 75, said
         assert "Traceback" not in output, said
-        after, damaged = newest(str(out))
+        after, damaged = first(candidates(str(out)))
         assert not damaged, said
         done = steps_of(out)[-1:] if (out / "metrics.jsonl").exists() else []
         assert (after[1]["step"] if after else 0) == (done[0] if done else 0), said

@@ -109,11 +109,9 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
 
 def _signature(target: Any) -> inspect.Signature:
     """Its signature. inspect copies sys.modules to find that of a class without a constructor."""
-    if type(target) is type and not {"__init__", "__new__"} & {
-        name for each in target.__mro__[:-1] for name in vars(each)
-    }:
-        return inspect.Signature()
-    return inspect.signature(target)
+    if type(target) is not type or any({"__init__", "__new__"} & vars(each).keys() for each in target.__mro__[:-1]):
+        return inspect.signature(target)
+    return inspect.Signature()
 
 
 def _members(kind: Any) -> list[str]:
@@ -136,19 +134,17 @@ def locate(name: str) -> Any:
         target: Any = importlib.import_module(path)
         for attribute in rest:
             path = f"{path}.{attribute}"
-            target = (
-                importlib.import_module(path)
-                if inspect.ismodule(target) and not hasattr(target, attribute)
-                else getattr(target, attribute)
-            )
+            if inspect.ismodule(target) and not hasattr(target, attribute):
+                target = importlib.import_module(path)
+            else:
+                target = getattr(target, attribute)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, AttributeError) or (
-            isinstance(error, ModuleNotFoundError) and error.name == path != package
-        ):
-            raise WordsError(f"{name}: {path.rpartition('.')[0]} has no {path.rpartition('.')[2]}.") from error
-        raise WordsError(
-            f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?"
-        ) from error
+        above, _, last = path.rpartition(".")
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == path != package
+        if is_missing or isinstance(error, AttributeError):
+            raise WordsError(f"{name}: {above} has no {last}.") from error
+        hint = "Is the package installed, or in this folder?"
+        raise WordsError(f"{name}: cannot be imported: {error}. {hint}") from error
     if not callable(target):
         raise WordsError(f"{name} is a {type(target).__name__}, not a class or a function.")
     function = target

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint import shards
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Commit, Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
@@ -118,30 +119,17 @@ class Sharded:
         files = self._snapshot.take(tensors)
         url = store.join(attempts.folder(self._out, state.step), self._attempt())
         self._retention.begin(url, state.step)
-        names = {piece.name for file in files for piece in file.pieces}
+        name, names = url.rsplit("/", 1)[-1], {piece.name for file in files for piece in file.pieces}
+        ranks = {"world": self._mesh.world, "mesh": vars(self._mesh.shape), "lease": int(os.environ.get(LEASE, 0))}
+        passed_over = sorted(self.passed_over)
         self._writer = CheckpointWriter(
             self._mesh,
             out=self._out,
             url=url,
             files=files,
             arrived=self._snapshot.wait,
-            commit={
-                "step": state.step,
-                "attempt": url.rsplit("/", 1)[-1],
-                "passed_over": sorted(self.passed_over),
-                "facts": facts,
-                "world": self._mesh.world,
-                "mesh": vars(self._mesh.shape),
-                "lease": int(os.environ.get(LEASE, 0)),
-            },
-            manifest={
-                "optim": facts["optim"],
-                "tensors": {
-                    name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
-                    for name, tensor in tensors.items()
-                    if name in names or not tensor.numel()
-                },
-            },
+            commit={"step": state.step, "attempt": name, "passed_over": passed_over, "facts": facts, **ranks},
+            manifest={"optim": facts["optim"], "tensors": shards.described(tensors, names)},
             before_commit=self._before,
             after_commit=self._tidy,
             before=self._previous,
@@ -156,8 +144,6 @@ class Sharded:
         """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over."""
         if self._writer and self._writer.done:
             self._settle()
-        if not self._landed:
-            return []
         landed, self._landed = self._landed, []
         return landed
 
@@ -181,11 +167,9 @@ class Sharded:
             )
         if self._policy.best in metrics and self._mesh.rank == 0:
             self._scores[step] = {**self._scores.get(step, {}), **metrics}
-            self._notes = [note for note in self._notes if note.is_alive()]
-            self._notes.append(
-                threading.Thread(target=self._note, args=(self._writer,), name="dtrain-score", daemon=True)
-            )
-            self._notes[-1].start()
+            note = threading.Thread(target=self._note, args=(self._writer,), name="dtrain-score", daemon=True)
+            self._notes = [*(note for note in self._notes if note.is_alive()), note]
+            note.start()
 
     def brings(self) -> bool:
         """Whether there is a committed checkpoint; without one, a copy in memory may still be loaded."""
@@ -261,9 +245,8 @@ class Sharded:
         for url, commit in restore.candidates(lambda: commits.found_at(source)):
             if load(url, commit, state):
                 return {**commit, "url": url}
-        raise StoreError.during(
-            "find a checkpoint at", source, "; ".join(restore.damaged) or "there is no committed one"
-        )
+        cause = "; ".join(restore.damaged) or "there is no committed one"
+        raise StoreError.during("find a checkpoint at", source, cause)
 
     # copies in memory
 
@@ -320,9 +303,8 @@ class Sharded:
         if not writer.error:
             self._last = (self._step, writer.url)
         kind: Literal["committed", "failed"] = "failed" if writer.error else "committed"
-        self._landed.append(
-            SaveResult(kind, self._step, writer.url, writer.error or self._left() or None, self._stall, writer.seconds)
-        )
+        error = writer.error or self._left() or None
+        self._landed.append(SaveResult(kind, self._step, writer.url, error, self._stall, writer.seconds))
         if writer.fatal:
             raise LeaseError(writer.error)
 
@@ -339,10 +321,8 @@ class Sharded:
 
     def _await_removals(self) -> None:
         """Wait for removals; the newest save, if its result was not read yet, reports what could not be removed."""
-        deadline = time.monotonic() + TIDY_SECONDS
-        if self._previous and not (
-            self._previous.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())
-        ):
+        deadline, writer = time.monotonic() + TIDY_SECONDS, self._previous
+        if writer and not (writer.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())):
             self._untidy.append(
                 f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save under this out removes them"
             )

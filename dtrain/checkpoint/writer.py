@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
@@ -74,7 +75,7 @@ class CheckpointWriter:
         self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
         self._over, self._committed = threading.Event(), dict[str, Any]()
         self._read_by_all = [before._letter("verdict")] if before else []
-        self._thread = threading.Thread(target=self._run, name="dtrain-drain", daemon=True)
+        self._thread = Thread(target=self._run, name="dtrain-writer", daemon=True)
         self._thread.start()
 
     @property
@@ -97,7 +98,7 @@ class CheckpointWriter:
     def _run(self) -> None:
         _give_way()
         if self._mesh.world > 1:
-            threading.Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
+            Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
         try:
             self._land()
         except Exception as error:  # nobody sees the exception of a thread
@@ -112,11 +113,8 @@ class CheckpointWriter:
         mine: dict[str, Any] = {"error": ""}
         try:
             self._arrived()
-            mine |= {
-                **self._manifest,
-                "files": self._write(),
-                "pieces": [piece for file in self._files for piece in file.manifest()],
-            }
+            pieces = [piece for file in self._files for piece in file.manifest()]
+            mine |= {**self._manifest, "files": self._write(), "pieces": pieces}
         except Exception as error:  # the other ranks must learn of any error
             mine["error"] = describe(error)
         if self._mesh.world == 1:
@@ -147,15 +145,13 @@ class CheckpointWriter:
             self.error = f"rank {rank}: {error}" if self._mesh.world > 1 else error
             self._remove(self.url)
             return
-        facts = dict(self._commit["facts"])
-        facts["optim"] = {name: value for manifest in manifests for name, value in manifest["optim"].items()}
-        commit = {
-            **self._commit,
-            "facts": facts,
-            "files": [file for manifest in manifests for file in manifest["files"]],
-            "pieces": [piece for manifest in manifests for piece in manifest["pieces"]],
-            "tensors": {name: shape for manifest in manifests for name, shape in manifest["tensors"].items()},
-        }
+        facts: dict[str, Any] = {**self._commit["facts"], "optim": {}}
+        commit = {**self._commit, "facts": facts, "files": [], "pieces": [], "tensors": {}}
+        for manifest in manifests:
+            facts["optim"] |= manifest["optim"]
+            commit["tensors"] |= manifest["tensors"]
+            commit["files"] += manifest["files"]
+            commit["pieces"] += manifest["pieces"]
         if fault := commits.fault(commit):
             self.error = f"cannot save to {self.url}: {fault}"
             self._remove(self.url)
@@ -198,9 +194,7 @@ class CheckpointWriter:
                     errors.append(error)
 
         count = min(len(self._files), LOCAL_STREAMS if store.is_local(self.url) else REMOTE_STREAMS)
-        threads = [
-            threading.Thread(target=stream, name=f"dtrain-stream-{number}", daemon=True) for number in range(count)
-        ]
+        threads = [Thread(target=stream, name=f"dtrain-stream-{number}", daemon=True) for number in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -260,9 +254,8 @@ class CheckpointWriter:
             if rank not in signs or signs[rank][0] != sign:
                 signs[rank] = (sign, now)
             elif now - signs[rank][1] > self._mesh.timeout:
-                raise StoreError(
-                    f"cannot save to {self.url}: rank {rank} has given no sign for {self._mesh.timeout:.0f} s"
-                )
+                seconds = f"{self._mesh.timeout:.0f} s"
+                raise StoreError(f"cannot save to {self.url}: rank {rank} has given no sign for {seconds}")
 
 
 def describe(error: Exception) -> str:

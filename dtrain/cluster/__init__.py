@@ -19,7 +19,6 @@ WSL = "dxg"
 """The device file of all GPUs under WSL, which has none per GPU."""
 WSL_NVIDIA_SMI = Path("/usr/lib/wsl/lib/nvidia-smi")
 """nvidia-smi under WSL, which is often not in PATH."""
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ PORTS = range(20000, 32000)
 """Below the ephemeral ports."""
 
 NUMBER = re.compile(r"[0-9]{1,9}")
-PLACE_ON_HOST = ("LOCAL_RANK", "GROUP_RANK")
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
 SET_OR_UNSET = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
 
 
@@ -118,46 +118,42 @@ def external(environ: Mapping[str, str]) -> External | None:
         _refuse_missing_rank(environ)
         return None
     local = environ.get("LOCAL_WORLD_SIZE", world)
-    values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {
-        name: environ[name] for name in PLACE_ON_HOST if name in environ
-    }
-    numbers = {name: int(value) for name, value in values.items() if value and NUMBER.fullmatch(value)}
-    problem = next(
-        (
-            f"{name}={value} is not a number" if value else f"{name} is not set"
-            for name, value in values.items()
-            if name not in numbers
-        ),
-        "",
-    )
-    if not problem and not 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
-        problem = f"RANK={rank} is not one of WORLD_SIZE={world} ranks, which count from 0"
-    if not problem and (not numbers["LOCAL_WORLD_SIZE"] or numbers["WORLD_SIZE"] % numbers["LOCAL_WORLD_SIZE"]):
-        problem = f"WORLD_SIZE={world} is not a multiple of LOCAL_WORLD_SIZE={local}, the ranks of each node"
-    if not problem and numbers.get("LOCAL_RANK", 0) >= numbers["LOCAL_WORLD_SIZE"]:
-        problem = (
-            f"LOCAL_RANK={values['LOCAL_RANK']} is not one of LOCAL_WORLD_SIZE={local} ranks of a node, which count "
-            "from 0"
+    values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
+    values |= {name: environ[name] for name in ("LOCAL_RANK", "GROUP_RANK") if name in environ}
+    if problem := _contradiction(values):
+        raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}. {SET_OR_UNSET}.")
+    if int(world or 0) > 1 and (problem := _no_address(environ)):
+        raise PreflightError(
+            f"the environment has RANK or WORLD_SIZE, but {problem}, so the {world} ranks cannot meet. Set both to the "
+            "host of rank 0 and a free port there (mpirun -x MASTER_ADDR=<host>)."
         )
+    one_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return External(int(rank or 0), int(world or 0), int(local or 0), one_store)
+
+
+def _contradiction(values: Mapping[str, str | None]) -> str:
+    """The first problem of the numbers of ranks; empty if there is none."""
+    for name, value in values.items():
+        if not value:
+            return f"{name} is not set"
+        if not NUMBER.fullmatch(value):
+            return f"{name}={value} is not a number"
+    rank, world, local, local_rank = (int(values.get(name) or 0) for name in RANKS)
+    if rank >= world:
+        return f"RANK={values['RANK']} is not one of WORLD_SIZE={values['WORLD_SIZE']} ranks, which count from 0"
+    of_node = f"LOCAL_WORLD_SIZE={values['LOCAL_WORLD_SIZE']}"
+    if not local or world % local:
+        return f"WORLD_SIZE={values['WORLD_SIZE']} is not a multiple of {of_node}, the ranks of each node"
+    if local_rank >= local:
+        return f"LOCAL_RANK={values['LOCAL_RANK']} is not one of {of_node} ranks of a node, which count from 0"
+    return ""
+
+
+def _no_address(environ: Mapping[str, str]) -> str:
+    """The problem of the address of rank 0; empty if there is none."""
     port = environ.get("MASTER_PORT", "")
-    if (
-        not problem
-        and numbers["WORLD_SIZE"] > 1
-        and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16)
-    ):
-        where = f"MASTER_PORT={port} is not a port" if port else "MASTER_PORT is not set"
-        if not environ.get("MASTER_ADDR"):
-            where = "MASTER_ADDR is not set"
-        problem = (
-            f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there "
-            "(mpirun -x MASTER_ADDR=<host>)"
-        )
-    if problem:
-        unset = "" if "Set both" in problem else f". {SET_OR_UNSET}"
-        raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}{unset}.")
-    return External(
-        numbers["RANK"],
-        numbers["WORLD_SIZE"],
-        numbers["LOCAL_WORLD_SIZE"],
-        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-    )
+    if not environ.get("MASTER_ADDR"):
+        return "MASTER_ADDR is not set"
+    if not port:
+        return "MASTER_PORT is not set"
+    return "" if NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16 else f"MASTER_PORT={port} is not a port"

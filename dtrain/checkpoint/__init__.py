@@ -45,7 +45,6 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
 
     def load_state(self, source: str, state: TrainState) -> dict[str, Any]:
         """Like `load_weights`, the whole state: `state` goes on from the checkpoint of another run."""
-        ...
 
     def wait(self) -> None:
         """Wait until the last save is committed. Raises StoreError if it failed."""

@@ -5,8 +5,10 @@ another one builds on is trusted no more than that one.
 """
 
 import hashlib
+import math
 import posixpath
 import re
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from dtrain.config.files import recipes
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe.fetch import REACHABLE, named_hosts, refusal, resolves_inside
+from dtrain.report import best
 from dtrain.secrets import masked, screen
 from dtrain.storage import clients, store
 
@@ -28,6 +31,9 @@ SECONDS = 5.0
 SHORTEST_PIN = 32
 """Hex digits. A pin must resist an attacker who forges a file: 128 bits are out of reach, 32 bits take minutes."""
 Trust = Literal["own", "local", "remote"]
+BEST_SECONDS = 60.0
+_best: dict[str, tuple[float, str]] = {}
+"""`<sweep>/best` -> when it was looked for, and the recipe that it means."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,26 @@ def find(name: str, beside: Place | None = None) -> Place:
             f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL."
         )
     elif beside is None:
+        plain = _of_best(plain) if plain.endswith("/best") else plain
         place = Place(plain, "local" if store.is_local(plain) else "remote")
     else:
         place = _from(beside, plain)
     return replace(place, digest=digest.lower())
+
+
+def _of_best(name: str) -> str:
+    """The config.yaml of the best job, if `name` is `<sweep>/best`. The answer stays for a minute, as each job of a
+    sweep over it asks. Raises WordsError and StoreError.
+    """
+    if name.startswith(("http://", "https://")):  # where nothing can be listed
+        return name
+    since, url = _best.get(name, (-math.inf, name))
+    if time.monotonic() - since > BEST_SECONDS:
+        with store.patience(SECONDS), nullcontext() if store.is_local(name) else clients.from_a_person(name):
+            job = best.job(name.removesuffix("/best"))
+        url = store.join(job, "config.yaml") if job else name
+        _best[name] = time.monotonic(), url
+    return url
 
 
 def fetch(place: Place, *, seconds: float | None = None) -> bytes:

@@ -61,7 +61,7 @@ def read(words: Sequence[str]) -> Request:
     """Raises WordsError with every mistake that can be seen before a job is composed."""
     given, problems = typed(words)
     try:
-        given = with_spaces(given)
+        given = with_spaces([_settled(word) for word in given])
     except WordsError as error:
         problems += error.problems
     problems += [
@@ -92,6 +92,14 @@ def read(words: Sequence[str]) -> Request:
     if problems:
         raise WordsError(*problems)
     return Request(root, fixed, settings, tuple(axes))
+
+
+def _settled(word: Word) -> Word:
+    """`recipe=<sweep>/best` as the job that is the best now, which this sweep keeps. Raises WordsError and StoreError."""
+    if word.key != "recipe" or word.sweep or not str(word.value).endswith("/best"):
+        return word
+    url = find(str(word.value)).url
+    return replace(word, value=url, text=quote(url))
 
 
 def _of_recipes(swept: Sequence[Word], axes: Sequence[Axis]) -> Iterable[str]:

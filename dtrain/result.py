@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any, Literal
 
 from dtrain.config.environment import CODE
-from dtrain.config.structure import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
+from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
 SHAPE = {
-    "status": TEXT, "step": COUNT, "loss": Optional(NUMBER), "wall_seconds": NUMBER, "metrics?": MAPPING,
+    "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT),
 }  # fmt: skip

@@ -12,7 +12,7 @@ VERBS = {
     "doctor": "check this machine, the storage and the ranks of a run",
     "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",
     "report": "write a page of a run, or of the runs of a sweep: curves, leaderboard, what mattered, failures",
-    "sweep": "work: take jobs of a sweep on this host too; ls, best and why: its jobs, the best one, what failed",
+    "sweep": "work: take jobs of a sweep on this host too; ls, best, why: its jobs, the best, what failed; retry, stop",
     "diff": "show the differences between runs, recipes or lists of words",
     "new": "create a small project in a new folder: a model, a dataset, a recipe and a test",
     "completion": "print a completion script for bash, zsh or fish",

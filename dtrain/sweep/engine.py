@@ -31,7 +31,7 @@ from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import lease, options, store
-from dtrain.sweep import folder
+from dtrain.sweep import folder, stop_request
 from dtrain.sweep.folder import Job
 from dtrain.sweep.log import Log
 from dtrain.sweep.proposer import Ended, Proposer
@@ -40,7 +40,7 @@ from dtrain.sweep.space import label
 AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
-"""Between two looks at the jobs that other workers run."""
+"""Between two looks at the jobs that other workers run, and for a request to stop."""
 MOST_TROUBLES = 10
 """After so many looks in vain, with no job running, the sweep ends."""
 PATIENCE_SECONDS = 60.0
@@ -104,6 +104,8 @@ class Engine:
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
         self._asked = 0
+        self._request, self._looked_for_request = 0, time.monotonic()
+        """The newest request to stop before this worker began, and when it looked for a newer one."""
         self._scratch = store.scratch("sweep")
 
     def run(self) -> None:
@@ -111,8 +113,10 @@ class Engine:
         asked to stop. Raises KeyboardInterrupt when asked twice.
         """
         signals.listen()
+        self._request = stop_request.newest(self.root)
         try:
             while self._running or (self._may_begin() and self.is_something_left()):
+                self._look_for_request()
                 self._look_elsewhere()
                 self._fill()
                 self._listen()
@@ -282,6 +286,16 @@ class Engine:
             self._elsewhere.clear()
 
     # stop
+
+    def _look_for_request(self) -> None:
+        """Take a request to stop, from whatever host, as this process's own SIGTERM."""
+        if time.monotonic() - self._looked_for_request < LOOK_SECONDS or self._over():
+            return
+        self._looked_for_request = time.monotonic()
+        with suppress(StoreError):  # the next look may see it
+            if stop_request.newest(self.root) > self._request:
+                screen.complain("asked to stop by dtrain sweep stop: jobs save and stop", begin="note: ")
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _pass_on(self) -> None:
         """Have every job save and stop when the sweep was asked to stop, or a failure ends it."""

@@ -181,7 +181,7 @@ def _differences(there: Description, here: Description) -> dict[str, tuple[str, 
 @dataclass(frozen=True)
 class State:
     """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result; `is_evaluated`: it stopped
-    where it was told to.
+    where it was told to; `reason`: why it stopped.
     """
 
     status: str
@@ -189,6 +189,7 @@ class State:
     loss: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     is_evaluated: bool = False
+    reason: str = ""
 
 
 def states(root: str, jobs: Iterable[Job]) -> dict[str, State]:
@@ -246,5 +247,6 @@ def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: boo
     if result is None:
         return State("failed" if failed else ("new", "stopped")[begun])
     figures = {name: value for name, value in result.get("metrics", {}).items() if type(value) in (int, float)}
-    done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "stopped")
-    return State(done, result["step"], result["loss"], figures, result["status"] == "stopped")
+    done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "failed" if failed else "stopped")
+    stopped_where_told = result["status"] == "stopped"
+    return State(done, result["step"], result["loss"], figures, stopped_where_told, result.get("reason", ""))

@@ -95,7 +95,7 @@ def read(words: Sequence[str]) -> Request:
 
 
 def _settled(word: Word) -> Word:
-    """`recipe=<sweep>/best` as the job that is the best now: this sweep keeps to it. Raises WordsError and StoreError."""
+    """`recipe=<sweep>/best` as the job that is the best now: a sweep keeps to it. Raises WordsError and StoreError."""
     if word.key != "recipe" or word.sweep or not str(word.value).endswith("/best"):
         return word
     url = find(str(word.value)).url

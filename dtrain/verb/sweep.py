@@ -6,6 +6,8 @@ dtrain -m optim.lr=1e-3,3e-3 seed=range(0,4) sweep.out=runs/s     eight runs, as
 dtrain sweep work s3://bucket/s           take jobs of a sweep that another host began, until none is left
 dtrain sweep ls runs/s                    its jobs, as `dtrain runs` lists them; best: the best one
 dtrain sweep why runs/s                   what the jobs that failed failed of
+dtrain sweep retry runs/s [<a job> ...]   run these of them again, or all that failed
+dtrain sweep stop s3://bucket/s           have every worker, on whatever host, save its jobs and end
 """
 
 import itertools
@@ -21,16 +23,17 @@ from dtrain.compose import compose, connect
 from dtrain.compose.sweep import multirun as by_hydra
 from dtrain.config.schema import Config
 from dtrain.config.word import cut
-from dtrain.errors import DtrainError, WordsError
+from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
 from dtrain.recipe import requires
+from dtrain.report import facts
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
-from dtrain.sweep import folder, jobs, stop, trials
+from dtrain.sweep import folder, jobs, stop, stop_request, trials
 from dtrain.sweep.drawing import sampler_of
 from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job, State
@@ -48,9 +51,9 @@ SHOWN = 30
 
 def run(words: Sequence[str]) -> int:
     act, places = (words[0] if words else ""), [word for word in words[1:] if "=" not in word or "://" in word]
-    if act not in ACTS or len(places) != 1:
+    if act not in ACTS or not places or (len(places) > 1 and act != "retry"):
         raise WordsError(f"sweep: type dtrain sweep <{', '.join(ACTS)}> <the folder or URL of a sweep>.")
-    root, more = places[0].rstrip("/") or "/", [word for word in words[1:] if word not in places]
+    root, more = places[0].rstrip("/") or "/", [word for word in words[1:] if word != places[0]]
     connect(more, root)
     return ACTS[act](root, more)
 
@@ -72,9 +75,39 @@ def _work(root: str, more: Sequence[str]) -> int:
         return _take_part(jobs.again(root, more), begin=False)
 
 
-def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
-    """Run the jobs that are not finished. `begin`: describe the sweep in its folder; otherwise it was begun by another
-    command, and the jobs are taken in another order.
+def _retry(root: str, more: Sequence[str]) -> int:
+    """Run jobs that have failed again: all of them, or those that are named."""
+    names = [word for word in more if "=" not in word]
+    failed = [name for name, state in _states(root).items() if state.status == "failed"]
+    chosen = [name.rstrip("/").rpartition("/")[2] for name in names] or failed
+    unknown = [cut(name) for name in chosen if name not in failed]
+    if unknown:
+        raise WordsError(*(f"retry: {name} is no job in {cut(root)} that has failed." for name in unknown))
+    if not failed:
+        screen.say("no job has failed")
+        return 0
+    with zygote.kept():
+        if not store.is_local(root):
+            zygote.begin()  # a client of that storage starts threads
+        requests = jobs.again(root, [word for word in more if word not in names])
+        return _take_part(requests, begin=False, only=frozenset(chosen))
+
+
+def _stop(root: str, more: Sequence[str]) -> int:
+    """Ask every worker of a sweep to stop."""
+    if folder.read(root) is None:
+        raise StoreError.during("find a sweep at", root, "it has no sweep.yaml")
+    stop_request.ask(root)
+    screen.say(
+        f"asked: within {LOOK_SECONDS:.0f} s each worker of {cut(root)} has its jobs save, and ends. The command that "
+        "began the sweep, or dtrain sweep work, goes on."
+    )
+    return 0
+
+
+def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset[str] = frozenset()) -> int:
+    """Run the jobs that are not finished; `only`: of these. `begin`: describe the sweep in its folder; otherwise it was
+    begun by another command, and the jobs are taken in another order.
     """
     root, cluster = requests[0].root, detect()
     if cluster.external:
@@ -91,7 +124,11 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     there = folder.join(root, requests[0].description(judged[0].study)) if begin else folder.read(root)
     looks_for = judged[0].study if there is None else there.study
     what = "trials" if looks_for.is_search else "jobs"
-    proposer, total, done = _proposer(requests, judged[0], every, looks_for, shuffled=not begin)
+    proposer, total, done = (
+        _named(requests, judged, looks_for, only)
+        if only
+        else _proposer(requests, judged[0], every, looks_for, shuffled=not begin)
+    )
     screen.say(
         f"{total} {what} in {cut(root)}"
         + f", of which {done} are finished" * bool(done)
@@ -164,6 +201,28 @@ def _grid(root: str, every: Sequence[Job], study: Study, *, shuffled: bool) -> t
     return Listed(left), len(every), len(every) - len(left)
 
 
+def _named(
+    requests: Sequence[jobs.Request], judged: Sequence[jobs.Judged], study: Study, names: frozenset[str]
+) -> tuple[Proposer, int, int]:
+    """The jobs of these names, of a grid or of the trials of a search. Raises WordsError if the sweep has no such job,
+    or decides by itself how far each goes.
+    """
+    if study.stop != "none":
+        raise WordsError(f"retry: sweep.stop={study.stop} decides which jobs go on. Type dtrain sweep work instead.")
+    known = {job.name: job for each in judged for job in each.jobs}
+    for request, each in zip(requests, judged, strict=True):
+        for trial in trials.every(request.root, request.space) if study.is_search else ():
+            known[trial.job] = replace(jobs.drawn(request, trial.values, each.conditions), name=trial.job)
+    if foreign := names - known.keys():
+        raise WordsError(*(f"retry: {cut(name)} is no job of this sweep. Name others." for name in sorted(foreign)))
+    return Listed([known[name] for name in known if name in names]), len(names), 0
+
+
+def _states(root: str) -> dict[str, folder.State]:
+    """The state of every folder of a sweep that may be a job."""
+    return folder.states(root, [Job({}, (), name) for name in store.folders(root)])
+
+
 def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study) -> tuple[Proposer, int, int]:
     """The search as far as its files say, the number of its trials, and of those that are finished."""
     known = trials.every(root, request.space)
@@ -188,15 +247,25 @@ def _best(root: str, more: Sequence[str]) -> int:
 
 
 def _why(root: str, more: Sequence[str]) -> int:
-    """The cause of each job that has failed, a line each."""
-    causes = folder.failures(root)
-    for name, facts in causes.items():
-        screen.say(screen.on_one_line(f"{name}: {cut(str(facts.get('error', 'unknown')), 300)}"))
-    screen.say(f"{len(causes)} of {len(store.folders(root))} jobs have failed" if causes else "no job has failed")
+    """The jobs that have failed, by cause. Causes that differ in numbers alone are one."""
+    alike: dict[str, list[str]] = {}
+    states = _states(root)
+    written = {name: str(cause.get("error", "unknown")) for name, cause in folder.failures(root).items()}
+    causes = {name: written.get(name) or state.reason for name, state in states.items() if state.status == "failed"}
+    for name, error in causes.items():
+        alike.setdefault(facts.alike(error), []).append(name)
+    for names in sorted(alike.values(), key=len, reverse=True):
+        screen.say(screen.on_one_line(f"{len(names)} x {cut(causes[names[0]], 300)}"))
+        more_of_them = [f"    and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
+        screen.say(*(f"    {cut(name)}" for name in names[:SHOWN]), *more_of_them)
+    begun = sum(state.status != "new" for state in states.values())
+    screen.say(f"{len(causes)} of {begun} jobs have failed" if causes else "no job has failed")
     return 0
 
 
-ACTS: dict[str, Callable[[str, Sequence[str]], int]] = {"work": _work, "ls": _ls, "best": _best, "why": _why}
+ACTS: dict[str, Callable[[str, Sequence[str]], int]] = {
+    "work": _work, "ls": _ls, "best": _best, "why": _why, "retry": _retry, "stop": _stop,
+}  # fmt: skip
 
 
 def _exit_code(failed: bool) -> int:

@@ -93,7 +93,8 @@ def test_a_request_stops_every_worker_and_a_later_start_goes_on(tmp_path: Path) 
     time.sleep(12)  # twice the time in which it looks for a request
     assert third.poll() is None
     third.terminate()
-    assert third.wait(60) == 75
+    third.communicate(timeout=60)
+    assert third.returncode == 75
 
 
 def wait_for_jobs(place: Path, count: int) -> None:

@@ -147,14 +147,14 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
             raise StoreError.during("choose a checkpoint under", out, dispute(newest, rival))
 
 
-def found_at(source: str) -> Iterator[Candidate]:
+def candidates_at(source: str) -> Iterator[Candidate]:
     """Like `candidates`, for a run's `out`, a step's folder or one attempt."""
     return read_each(listed_at(source))
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
     """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError if none is valid."""
-    chosen, damaged = first(found_at(source))
+    chosen, damaged = first(candidates_at(source))
     if chosen is None:
         cause = "; ".join(problem for _, problem in damaged) or "there is no committed one"
         raise StoreError.during("find a checkpoint at", source, cause)

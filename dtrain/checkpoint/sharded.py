@@ -242,7 +242,7 @@ class Sharded:
         self, source: str, restore: Restore, load: Callable[[str, Commit, TrainState], bool], state: TrainState
     ) -> dict[str, Any]:
         """The commit of the newest checkpoint at `source` that is intact, after `load` has loaded it."""
-        for url, commit in restore.candidates(lambda: commits.found_at(source)):
+        for url, commit in restore.candidates(lambda: commits.candidates_at(source)):
             if load(url, commit, state):
                 return {**commit, "url": url}
         cause = "; ".join(restore.damaged) or "there is no committed one"

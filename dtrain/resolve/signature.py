@@ -47,7 +47,7 @@ class Missing:
     others: tuple[str, ...]
 
 
-class Found(NamedTuple):
+class Definition(NamedTuple):
     """A statement at the top of a module, and the `rest` of the dotted name that led to it."""
 
     module: Module
@@ -75,13 +75,13 @@ def _signature(target: str, paths: tuple[str, ...]) -> Signature | Missing | Non
 
 def home_of(target: str) -> str:
     """The module that defines a class or function, through all re-exports; empty if it cannot be found."""
-    definition = _definition(target)
+    definition = _class_or_function(target)
     return definition.module.name if definition else ""
 
 
 def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
     """(file, statement) that defines the class of a dotted name; None if it is no class or cannot be found."""
-    definition = _definition(target, lazy=True)
+    definition = _class_or_function(target, lazy=True)
     if definition is None or not isinstance(definition.statement, ast.ClassDef):
         return None
     return definition.module.path, definition.statement
@@ -94,7 +94,7 @@ def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
     classes, waiting, seen = list[tuple[str, ast.ClassDef]](), [target], set[str]()
     while waiting and len(seen) < DEEPEST:
         name = waiting.pop(0)
-        definition = None if name in seen else _definition(name)
+        definition = None if name in seen else _class_or_function(name)
         seen.add(name)
         if definition is None:
             continue
@@ -109,17 +109,17 @@ def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
     return classes
 
 
-def _definition(target: str, *, lazy: bool = False) -> Found | None:
+def _class_or_function(target: str, *, lazy: bool = False) -> Definition | None:
     """The class or function of a dotted name."""
-    found = _find(target.split("."), _paths(), lazy=lazy)
-    if not isinstance(found, Found) or found.rest or not isinstance(found.statement, ast.ClassDef | ast.FunctionDef):
-        return None
-    return found
+    definition = _find(target.split("."), _paths(), lazy=lazy)
+    if isinstance(definition, Definition) and not definition.rest:
+        return definition if isinstance(definition.statement, ast.ClassDef | ast.FunctionDef) else None
+    return None
 
 
 def _find(
     parts: Sequence[str], paths: tuple[str, ...], depth: int = 0, *, lazy: bool = False
-) -> Found | Missing | None:
+) -> Definition | Missing | None:
     """Look up the rest of a dotted name in its longest prefix that is a module, through aliases and re-exports. `lazy`:
     also in the modules that transformers loads on demand.
     """
@@ -130,10 +130,10 @@ def _find(
     name, *rest = parts[cut:]
     statement = module.defined.get(name)
     if isinstance(statement, ASSIGNMENTS) and (alias := _alias(statement)):
-        found = _find([*module.name.split("."), *alias.split("."), *rest], paths, depth + 1, lazy=lazy)
-        return None if isinstance(found, Missing) else found
+        definition = _find([*module.name.split("."), *alias.split("."), *rest], paths, depth + 1, lazy=lazy)
+        return None if isinstance(definition, Missing) else definition
     if statement:
-        return Found(module, statement, rest)
+        return Definition(module, statement, rest)
     if name in module.imported:
         source, attribute = module.imported[name]
         inner = [attribute] if attribute else []
@@ -142,32 +142,32 @@ def _find(
         return _loaded_late(module, name, paths)
     others = [*module.defined, *module.imported]
     for source in sorted(module.stars, key=lambda star: not mentions(star, name, paths)):
-        found = _find([*source.split("."), name, *rest], paths, depth + 1, lazy=lazy)
-        if not isinstance(found, Missing):
-            return found
-        others += found.others
+        definition = _find([*source.split("."), name, *rest], paths, depth + 1, lazy=lazy)
+        if not isinstance(definition, Missing):
+            return definition
+        others += definition.others
 
     if module.dynamic or file_of(f"{module.name}.{name}", paths):
         return None
     return Missing(module.name, name, tuple(other for other in others if not other.startswith("_")))
 
 
-def _loaded_late(package: Module, name: str, paths: tuple[str, ...]) -> Found | None:
+def _loaded_late(package: Module, name: str, paths: tuple[str, ...]) -> Definition | None:
     """The class of a config of transformers: LlamaConfig is defined in models/llama/configuration_llama.py."""
     folders = (package.path.parent / "models").iterdir()
     near = [folder for folder in folders if name.lower().startswith(folder.name.replace("_", ""))]
     for folder in sorted(near, key=lambda path: -len(path.name)):
         for path in sorted(folder.glob("configuration_*.py")):
-            found = _find([package.name, "models", folder.name, path.stem, name], paths)
-            if isinstance(found, Found):
-                return found
+            definition = _find([package.name, "models", folder.name, path.stem, name], paths)
+            if isinstance(definition, Definition):
+                return definition
     return None
 
 
-def _of(found: Found | Missing | None, paths: tuple[str, ...], depth: int = 0) -> Signature | Missing | None:
-    if not isinstance(found, Found):
-        return found
-    module, statement, rest = found
+def _of(definition: Definition | Missing | None, paths: tuple[str, ...], depth: int = 0) -> Signature | Missing | None:
+    if not isinstance(definition, Definition):
+        return definition
+    module, statement, rest = definition
     if isinstance(statement, ASSIGNMENTS):
         return None if rest else _of_partial(module, statement.value, paths, depth)
     if rest:
@@ -183,8 +183,8 @@ def _inside(module: Module, name: str, paths: tuple[str, ...], depth: int) -> Si
     """Signature of a name as a module sees it."""
     if depth > DEEPEST:
         return None
-    found = _of(_find([*module.name.split("."), *name.split(".")], paths, depth + 1), paths, depth + 1)
-    return found if isinstance(found, Signature) else None
+    known = _of(_find([*module.name.split("."), *name.split(".")], paths, depth + 1), paths, depth + 1)
+    return known if isinstance(known, Signature) else None
 
 
 def _of_partial(module: Module, value: ast.expr | None, paths: tuple[str, ...], depth: int) -> Signature | None:

@@ -43,7 +43,7 @@ SHAPE = {
     "place": TEXT,
     "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
 }  # fmt: skip
-_held: dict[str, tuple[str, int, Record]] = {}
+_leases: dict[str, tuple[str, int, Record]] = {}
 """The leases of this process, by id: place, number and contents of the file."""
 
 
@@ -57,13 +57,13 @@ def hold(out: str) -> Iterator[int]:
     token, record = _claim(out)
     before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
     os.environ.update({LEASE: str(token), LEASE_OWNER: record["id"]})
-    _held[record["id"]] = (out, token, record)
+    _leases[record["id"]] = (out, token, record)
     renewal = _Renewal(out, token, record)
     try:
         yield token
     finally:
         renewal.stop()
-        del _held[record["id"]]
+        del _leases[record["id"]]
         for name, value in before.items():
             os.environ.pop(name, None)  # user code may have cleared it
             if value is not None:
@@ -75,7 +75,7 @@ def hold(out: str) -> Iterator[int]:
 
 def give_back() -> None:
     """Release all leases of this process, which is about to end."""
-    for out, token, record in list(_held.values()):
+    for out, token, record in list(_leases.values()):
         _release(out, token, record)
 
 
@@ -273,7 +273,7 @@ def _gone(record: Record) -> bool:
     if not _place() or record.get("place") != _place():
         return False
     if record["pid"] == os.getpid() and record["started"] == _started(record["pid"]):
-        return record["id"] not in _held
+        return record["id"] not in _leases
     try:
         os.kill(record["pid"], 0)
     except ProcessLookupError:

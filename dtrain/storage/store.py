@@ -358,11 +358,11 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
 def _ls(fs: Any, path: str) -> list[tuple[str, str, int]]:
     """(name, type, size) of each entry of a folder; empty if there is no such folder."""
     try:
-        entries = fs.ls(path, detail=True, refresh=True)
+        entries = list(fs.ls(path, detail=True, refresh=True))
     except ABSENT:
         return []
     except TypeError:  # a filesystem whose ls has no refresh
-        entries = fs.ls(path, detail=True)
+        entries = list(fs.ls(path, detail=True))
     return [(one["name"].rstrip("/").rsplit("/", 1)[-1], one["type"], int(one.get("size") or 0)) for one in entries]
 
 

@@ -48,7 +48,8 @@ from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
 from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
 
-LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
+VALUE_ERRORS = (DataDependentOutputException, GuardOnDataDependentSymNode)
+"""Errors of a forward that depends on values of tensors."""
 
 
 def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
@@ -119,8 +120,8 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
         if not _takes_two(model, objective, precision, batch):
             raise
         return f"the forward takes no batch of one sample: {first_line(error)}"
-    except LOOKS as error:
-        return f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}"
+    except VALUE_ERRORS as error:
+        return f"the forward reads values of tensors, which a trace does not have, at {own(_frames(error))}"
     except Exception as error:  # whatever else the user's forward does
         return f"the forward fails on tensors without memory: {_why(error)}"
     return ""

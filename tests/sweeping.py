@@ -1,10 +1,12 @@
 """Models of sweeps: what goes wrong in a job, and what one job must not see of another."""
 
+import math
 import os
 import signal
 import time
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 MADE: list[int] = []
@@ -37,6 +39,20 @@ class Trouble(nn.Module):
                 self.once.touch()
             trouble(self.how)
         return self.net(inputs.flatten(1)) * (float("nan") if self.how == "diverges" and self.calls >= 3 else 1.0)
+
+
+class Known(nn.Module):
+    """Its loss is a known function of its words; `fails`: whether it meets an exception where x is above 0.1."""
+
+    def __init__(self, x: float = 0.01, y: float = 0.3, kind: str = "a", fails: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.value = (math.log10(x) + 2) ** 2 + 4 * (y - 0.3) ** 2 + (kind != "a")
+        if fails and x > 0.1:
+            raise ValueError("planned")
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return (self.weight * 0).sum() + self.value
 
 
 def trouble(how: str) -> None:

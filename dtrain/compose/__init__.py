@@ -136,8 +136,9 @@ def connect(words: Sequence[str], url: str) -> None:
 
 
 def vocabulary(words: Sequence[str]) -> Vocabulary:
-    """The words of conf/ and of the folders that `words` and the working folder add."""
-    return vocabulary_of(_searchpath([*here.look().words, *typed(words)[0]], []), [])
+    """The vocabulary of a run with these words, without its recipes: of conf/, and of the folders of its own."""
+    given = [*here.look().words, *typed(words)[0]]
+    return vocabulary_of(_searchpath(given, []), given)
 
 
 def value_of(words: Sequence[str], key: str) -> str | None:

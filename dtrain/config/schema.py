@@ -158,9 +158,9 @@ class Sweep:
         "checkpoint.best, eval_loss, or loss if nothing is held out",
     )
     goal: Any = key(
-        "min or max or list of text or null",
+        "text or list of text or null",
         None,
-        "whether its lowest or highest value is the best; null: as the objective states",
+        "min or max: which value of the metric is the best; of two metrics both; null: as the objective states",
     )
     stop: str = key(
         ["none", "halving", "median", "population"],

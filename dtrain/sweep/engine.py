@@ -324,8 +324,12 @@ def _fork(arguments: Sequence[Any], modules: Sequence[str]) -> Child | None:
 
 def _start(arguments: Sequence[Any]) -> "subprocess.Popen[bytes]":
     """A new interpreter, where no zygote can be forked: this process has threads."""
-    code = "import json, sys; from dtrain.sweep.job import run; run(*json.load(sys.stdin))"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
+    code = (
+        "import json, sys; from dtrain.launcher import process; process.die_with(int(sys.argv[1])); "
+        "from dtrain.sweep.job import run; run(*json.load(sys.stdin))"
+    )
+    command = [sys.executable, "-c", code, str(os.getpid())]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert child.stdin
     with suppress(BrokenPipeError), child.stdin:
         child.stdin.write(json.dumps(arguments).encode())

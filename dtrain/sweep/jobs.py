@@ -10,9 +10,9 @@ from typing import Any
 from dtrain import recipe, secrets
 from dtrain.cluster import Cluster, share
 from dtrain.compose import compose, vocabulary, with_spaces
-from dtrain.compose.check import shown
+from dtrain.compose.check import Vocabulary, shown
 from dtrain.compose.typed import typed
-from dtrain.config import files
+from dtrain.config import constraints, files
 from dtrain.config.schema import GROUPS, Config, Sweep, of_scope
 from dtrain.config.word import Word, cut, quote, slug, spelling
 from dtrain.errors import StoreError, WordsError
@@ -28,7 +28,7 @@ from dtrain.sweep import folder, space, stop, study
 from dtrain.sweep.conditional import Conditions, conditions, corners, exists
 from dtrain.sweep.engine import Decided
 from dtrain.sweep.folder import Description, Job
-from dtrain.sweep.space import MOST, Axis, Choices
+from dtrain.sweep.space import MOST, Axis, Choices, Interval
 from dtrain.sweep.study import Study
 
 Judge = Callable[[Config, Cluster], Plan]
@@ -91,7 +91,8 @@ def read(words: Sequence[str]) -> Request:
     problems += _of_recipes(swept, axes)
     if problems:
         raise WordsError(*problems)
-    return Request(root, fixed, settings, tuple(axes))
+    known = vocabulary([str(word) for word in fixed])
+    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes))
 
 
 def _settled(word: Word) -> Word:
@@ -116,6 +117,14 @@ def _of_recipes(swept: Sequence[Word], axes: Sequence[Axis]) -> Iterable[str]:
             yield f"recipe={cut(name.text)}: its {own[0].key} is for a sweep of this recipe alone. Type -m {name}."
 
 
+def _whole(axis: Axis, known: Vocabulary) -> Axis:
+    """The axis; an interval of a key that takes no other numbers than integers is one of integers."""
+    ranges = [kind for kind in constraints.kinds(known.allowed(axis.key)) if isinstance(kind, constraints.Range)]
+    if isinstance(axis, Interval) and ranges and all(kind.whole for kind in ranges):
+        return replace(axis, whole=all(float(end).is_integer() for end in axis.ends))
+    return axis
+
+
 def again(root: str, more: Sequence[str]) -> list[Request]:
     """The sweep at URL `root`, a request for each of its spaces. `more`: settings, and the words that no file gives:
     secrets, options of storage, trust. Raises WordsError, and StoreError if there is no sweep.
@@ -129,7 +138,8 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
     problems += [
         f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
         for word in added
-        if not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or _is_private(word))
+        if word.key in study.KEYS
+        or not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or _is_private(word))
     ]
     written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
     words = [replace(word, source=str(place), place=place) for word in written]
@@ -220,11 +230,11 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
         sweep = _settings(request)
     except WordsError as error:
         sweep, problems = Sweep(), dict.fromkeys(error.problems)
-    problems |= dict.fromkeys(study.mistakes(sweep, request.space))
-    typed_words = [str(word) for word in request.words]
+    problems |= dict.fromkeys(() if problems else study.mistakes(sweep, request.space))
+    known = vocabulary([str(word) for word in request.words])
     keys = [*(word.key for word in request.words), *(axis.key for axis in request.space)]
     problems |= dict.fromkeys(stop.mistakes(sweep, keys))
-    depends = conditions(keys, request.space, vocabulary(typed_words))
+    depends = conditions(keys, request.space, known)
     is_grid = sweep.search == "grid" and not problems
     points = islice(space.grid(request.space), sweep.trials) if is_grid else corners(request.space, depends)
     for chosen in points:

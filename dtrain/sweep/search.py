@@ -16,7 +16,7 @@ from dtrain.sweep.drawing import Sampler
 from dtrain.sweep.folder import Job, State
 from dtrain.sweep.proposer import Ended
 from dtrain.sweep.study import Study
-from dtrain.sweep.trials import Trial, beats
+from dtrain.sweep.trials import Trial
 
 ATTEMPTS = 20
 """How often values that an earlier trial has are drawn again; then that trial's result counts twice."""
@@ -54,11 +54,6 @@ class Search:
             if trial and (jobs := self._add(trial)):
                 return jobs[0]
         return None
-
-    def best(self) -> list[Trial]:
-        """The trial with the smallest loss; of two losses those that no other beats."""
-        ended = [same[0] for same in self._of_job.values() if same[0].losses not in (None, self._study.worst())]
-        return [trial for trial in ended if not any(beats(other, trial) for other in ended)]
 
     def is_done(self) -> bool:
         return not self._again and self._number >= self._count

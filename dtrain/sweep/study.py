@@ -20,8 +20,11 @@ from dtrain.sweep.space import Axis, Choices, Interval
 
 NEEDS = {"tpe": "optuna", "cmaes": "cmaes"}
 """Search -> the package that it is written with."""
+GOALS = ("min", "max")
 SOBOL_KEYS = 21
 """The most keys of a Sobol sequence here: rows of the table in dtrain/sweep/sobol.py."""
+KEYS = tuple(f"sweep.{name}" for name in ("search", "trials", "metric", "goal", "begin", "seed"))
+"""Settings that stand in sweep.yaml, so that all workers have the same."""
 SHAPE = {
     "method": TEXT, "seed": COUNT, "trials": Optional(COUNT), "metrics": Each(TEXT), "goals": Each(TEXT),
     "begin": Each(MAPPING), "ahead": COUNT, "stop": TEXT, "rung": COUNT, "factor": COUNT,
@@ -204,7 +207,7 @@ def _of_metrics(
     if config.ema:
         stated |= {name.replace("eval_", "eval_ema_", 1): which for name, which in stated.items() if name != "loss"}
     all_known = all(states_figures(part) for part in (config.objective, *config.hook.values()))
-    if wrong := [goal for goal in goals if goal not in ("min", "max")]:
+    if wrong := [goal for goal in goals if goal not in GOALS]:
         problems.append(f"sweep.goal={cut(str(wrong[0]))}: allowed: min, max. Type sweep.goal=min.")
     elif goals and len(goals) != len(metrics):
         problems.append(f"sweep.goal: {len(goals)} for {len(metrics)} metrics. Type one for each, or leave it out.")
@@ -224,6 +227,6 @@ def _of_metrics(
                 f"sweep.metric={cut(metric)}: neither the objective nor a hook says whether its lowest or highest "
                 "value is the best. Type sweep.goal=min or max."
             )
-        elif known and goal not in (None, known):
+        elif known and goal in GOALS and goal != known:
             problems.append(f"sweep.goal={goal}: the best {metric} is the {stated[metric]}. Leave sweep.goal out.")
-        yield goal or known or "min"
+        yield known or goal or "min"

@@ -5,9 +5,10 @@ and never changed. So a search that was killed goes on with the trials it had dr
 """
 
 import json
+import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,15 @@ def beats(one: Trial, other: Trial) -> bool:
     """Whether one is nowhere worse and somewhere better."""
     mine, its = one.losses or (), other.losses or ()
     return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+
+def unbeaten(trials: Iterable[Trial]) -> list[Trial]:
+    """Those that ended with numbers and that no other one beats: the best, or of two losses a front. Equal ones all."""
+    front = list[Trial]()
+    for trial in sorted((each for each in trials if each.losses), key=lambda each: each.losses or ()):
+        if math.inf not in (trial.losses or ()) and not (front and beats(front[-1], trial)):
+            front.append(trial)
+    return front
 
 
 def record(root: str, trial: Trial) -> bool:

@@ -15,7 +15,8 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from dtrain.cluster import detect
@@ -29,6 +30,7 @@ from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
 from dtrain.recipe import requires
 from dtrain.report import facts
+from dtrain.report.runs import below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
@@ -42,6 +44,7 @@ from dtrain.sweep.search import Search
 from dtrain.sweep.space import label
 from dtrain.sweep.stopping import Stopping
 from dtrain.sweep.study import Study, value_of
+from dtrain.sweep.trials import Trial
 from dtrain.verb import runs
 from dtrain.verb.train import decide, one
 
@@ -156,15 +159,23 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset
         ended,
     )
     engine.run()
-    if total <= SHOWN:
-        runs.show(root)
-    for line in summary(engine.failed.values()):
-        screen.complain(f"failed: {line}")
+    _show(root, looks_for, total, engine.failed.values())
     if isinstance(proposer, Stopping):
         screen.say(proposer.report())
     elif engine.failed or engine.stopped or engine.is_something_left():
         screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
     return _exit_code(bool(engine.failed))
+
+
+def _show(root: str, study: Study, total: int, failed: Iterable[Ended]) -> None:
+    """Print the best of `total` jobs, a table of them if they are few, and why others failed."""
+    with suppress(StoreError):
+        for url in _unbeaten(root, study)[:SHOWN]:
+            screen.say(f"best: {cut(url)}")
+    if total <= SHOWN:
+        runs.show(root)
+    for line in summary(failed):
+        screen.complain(f"failed: {line}")
 
 
 def _proposer(
@@ -243,7 +254,27 @@ def _ls(root: str, more: Sequence[str]) -> int:
 
 
 def _best(root: str, more: Sequence[str]) -> int:
-    return runs.run(["best", root, *more])
+    """The best job by the metric of the sweep, and how to run it again; of two metrics those that no other beats."""
+    there = folder.read(root)
+    if more or there is None or not there.study.metrics:
+        return runs.run(["best", root, *more])
+    best = _unbeaten(root, there.study)
+    if not best:
+        raise WordsError(f"best: no job in {cut(root)} has finished with {' and '.join(there.study.metrics)} yet.")
+    screen.say(runs.table([run for url in best for run in below(url)]))
+    for url in best:
+        screen.say(f"run it again: dtrain {screen.typed(f'recipe={url}/config.yaml')} out=<another place>")
+    return 0
+
+
+def _unbeaten(root: str, study: Study) -> list[str]:
+    """The URLs of the best jobs: of one metric one, unless others are equal."""
+    ended = [
+        Trial(0, {}, name, study.losses(state.figures, state.loss))
+        for name, state in _states(root).items()
+        if state.status == "finished"
+    ]
+    return [store.join(root, trial.job) for trial in trials.unbeaten(ended)]
 
 
 def _why(root: str, more: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
 """The jobs of a sweep: each once, judged for the part of the machine that its slot has."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from dtrain.errors import WordsError
 from dtrain.resolve import resolve
 from dtrain.sweep import folder, jobs
 from dtrain.sweep.folder import Description
+from dtrain.sweep.study import Study
 
 WORDS = ["model=mlp", "data=synthetic", "objective=regression", "sweep.out=s"]
 GPUS = Cluster(gpus=8, cpus=64, memory=80 << 30, gpu="NVIDIA H100 80GB HBM3", capability=9.0)
@@ -70,6 +72,112 @@ def test_the_mistakes_of_all_jobs_are_told_at_once() -> None:
         judged("optim=adamw,sdg", "steps=5,0", "sweep.fail=never", on=Cluster(0, 2))
     said = "\n".join(raised.value.problems)
     assert "sgd" in said and "steps=0" in said and len(raised.value.problems) == len(set(raised.value.problems))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["optim.lr=interval(1e-4,1e-2)"], "optim.lr: an interval has no end of values"),
+        (["seed=range(0,200)", "data.seed=range(0,200)"], "-m: 40,000 jobs, and a grid has at most 10,000"),
+        (["seed=0,1", "sweep.search=tpe"], "it does not say how many jobs. Type sweep.trials=100"),
+        (["seed=0,1", "sweep.search=tpe", "sweep.trials=3"], "the space has 2 jobs. Type sweep.trials=2"),
+        (["optim.lr=interval(0,1)", "sweep.search=cmaes", "sweep.trials=3"], "two intervals or more, not 1"),
+        (["seed=0,1", "sweep.begin=[{seed:0}]"], "sweep.begin: a grid tries all values"),
+        (["seed=0,1", "sweep.search=tpe", "sweep.trials=2", "sweep.begin=[{seed:2}]"], "seed=2 is not in the space"),
+        (["seed=0,1", "sweep.search=tpe", "sweep.trials=2", "sweep.begin=[{sed:1}]"], "sed is not swept. Did you mean"),
+        (["seed=0,1", "sweep.metric=eval_f2"], "sweep.metric=eval_f2: no job writes this figure. Did you mean eval_"),
+        (["seed=0,1", "sweep.metric=[eval_loss,loss]"], "sweep.search=grid has 1 of them, not 2"),
+        (["seed=0,1", "sweep.search=nsga2", "sweep.trials=2"], "sweep.search=nsga2 has 2 of them, not 1"),
+        (["seed=0,1", "sweep.metric=eval_loss", "data.holdout_part=0"], "nothing is held out"),
+        (["seed=0,1", "sweep.goal=low"], "sweep.goal=low: allowed: min, max"),
+        (["seed=0,1", "sweep.goal=max"], "the best eval_loss is the lowest"),
+        (["seed=0,1", "sweep.goal=[min,min]"], "2 for 1 metrics"),
+        (["model.width=interval(0,8)", "sweep.search=random", "sweep.trials=3"], "model.width=0"),
+        (["optim=adamw,sgd", "optim.momentun=0.5,0.9"], "Did you mean optim.momentum?"),
+        (["optim=adamw,sgd", "optim.momentum=0.5,2"], "optim.momentum=2 (command line)"),
+        (["optim=adamw,sgd", "optim.momentum=interval(0,2)", "sweep.search=tpe", "sweep.trials=2"], "optim.momentum=2"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_search_are_told_before_its_first_job(words: list[str], sentence: str) -> None:
+    with pytest.raises(WordsError) as raised:
+        judged(*words, on=Cluster(0, 2))
+    assert any(sentence in problem for problem in raised.value.problems), raised.value.problems
+
+
+@pytest.mark.parametrize(("search", "package"), [("tpe", "optuna"), ("cmaes", "cmaes")])
+def test_a_missing_package_is_told_with_the_line_that_installs_it(
+    search: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtrain.sweep.study.find_spec", lambda name: None)
+    words = ["optim.lr=interval(0,1)", "clip=interval(1,2)", "sweep.trials=3", f"sweep.search={search}"]
+    with pytest.raises(WordsError, match=rf"{package} is not installed. Type pip install 'dtrain\[optuna\]'"):
+        judged(*words, on=Cluster(0, 2))
+    assert judged("seed=0,1", on=Cluster(0, 2)).jobs, "a grid needs none"
+
+
+@pytest.mark.parametrize(
+    ("words", "metrics", "goals"),
+    [
+        ([], ("eval_loss",), ("min",)),
+        (["data.holdout_part=0"], ("loss",), ("min",)),
+        (["objective=classification", "checkpoint.best=eval_accuracy"], ("eval_accuracy",), ("max",)),
+        (["sweep.metric=loss"], ("loss",), ("min",)),
+        (["ema=0.9", "sweep.metric=eval_ema_loss"], ("eval_ema_loss",), ("min",)),
+        (["objective=classification", "sweep.search=nsga2", "sweep.trials=2", "sweep.metric=[loss,eval_accuracy]"],
+         ("loss", "eval_accuracy"), ("min", "max")),
+    ],
+)  # fmt: skip
+def test_the_metric_is_what_is_held_out_and_the_objective_says_which_way(
+    words: list[str], metrics: tuple[str, ...], goals: tuple[str, ...]
+) -> None:
+    study = judged("seed=0,1", *words, on=Cluster(0, 2)).study
+    assert (study.metrics, study.goals) == (metrics, goals)
+
+
+def test_words_that_exist_only_under_another_are_left_out_where_they_do_not() -> None:
+    found = judged("optim=sgd,adamw", "optim.momentum=0,0.9", "optim.nesterov=false", "seed=1,2", on=Cluster(0, 2)).jobs
+    assert [dict(job.values) for job in found] == [
+        {"optim": "sgd", "optim.momentum": 0, "seed": 1}, {"optim": "sgd", "optim.momentum": 0, "seed": 2},
+        {"optim": "sgd", "optim.momentum": 0.9, "seed": 1}, {"optim": "sgd", "optim.momentum": 0.9, "seed": 2},
+        {"optim": "adamw", "seed": 1}, {"optim": "adamw", "seed": 2},
+    ]  # fmt: skip
+    assert all(("optim.nesterov=false" in job.words) == (job.values["optim"] == "sgd") for job in found)
+
+
+def test_the_first_jobs_of_a_grid_and_intervals_of_integers() -> None:
+    assert [job.values["seed"] for job in judged("seed=range(0,99)", "sweep.trials=3", on=Cluster(0, 2)).jobs] == [
+        0,
+        1,
+        2,
+    ]
+    words = ["batch=interval(1,8)", "optim.lr=interval(1,8)", "sweep.search=random", "sweep.trials=2"]
+    axes = jobs.read([*WORDS, *words]).space
+    assert [getattr(axis, "whole", None) for axis in axes] == [True, False]
+
+
+def test_a_search_in_a_folder_goes_on_with_the_same_words_and_more_trials_alone(tmp_path: Path) -> None:
+    root, space = str(tmp_path), {"optim.lr": "tag(log,interval(0.001,1))", "seed": [0, 1]}
+    first = Study("tpe", 0, 10, ("eval_loss",), ("min",), (), 4)
+    folder.join(root, Description({"steps": "5"}, [space], first))
+    both = folder.join(root, Description({"steps": "5"}, [space], replace(first, trials=30, ahead=2)))
+    assert folder.read(root) == both and (both.study.trials, both.study.ahead) == (30, 4)
+    assert folder.join(root, Description({"steps": "5"}, [space], first)).study.trials == 30
+    for words, spaces, study, sentence in (
+        ({"steps": "6"}, space, first, "steps is 6 here and 5 there"),
+        ({"steps": "5"}, {**space, "seed": [0, 1, 2]}, first, "seed is 0,1,2 here and 0,1 there"),
+        (
+            {"steps": "5"},
+            {"seed": [0, 1]},
+            first,
+            r"optim.lr is not swept here and tag\(log,interval\(0.001,1\)\) there",
+        ),
+        ({"steps": "5"}, space, replace(first, seed=3), "sweep.seed is 3 here and 0 there"),
+        ({"steps": "5"}, space, replace(first, method="random"), "sweep.search is random here and tpe there"),
+        ({"steps": "5"}, {"seed": [0, 1]}, Study(), "sweep.search is grid here and tpe there"),
+    ):
+        with pytest.raises(WordsError, match=sentence):
+            folder.join(root, Description(words, [spaces], study))
+    assert folder.read(root) == both
 
 
 def test_another_space_joins_a_sweep_and_other_words_do_not(tmp_path: Path) -> None:

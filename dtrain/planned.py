@@ -248,7 +248,7 @@ class Plan:
 def _plain(node: Any, *, facts: bool = True) -> Any:
     """Mappings, lists and values alone; `facts`: with those of words."""
     if is_dataclass(node):
-        node = vars(node)
+        node = {field.name: getattr(node, field.name) for field in fields(node)}
     if isinstance(node, Mapping):
         return {name: _plain(value, facts=facts) for name, value in node.items() if facts or name != "_about_"}
     return [_plain(value, facts=facts) for value in node] if isinstance(node, list | tuple) else node

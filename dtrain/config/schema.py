@@ -174,7 +174,7 @@ class Sweep:
         "steps of the first rung, where jobs stop and are compared; the next are factor times as long (halving), or as "
         "far apart",
     )
-    factor: int = key("int >= 2", 4, "of sweep.stop")
+    factor: int = key("int >= 2", 3, "of sweep.stop")
     begin: list[Any] = key(
         "list of mapping", [], "values that a search tries first, such as [{optim.lr:1e-3},{optim.lr:3e-3}]"
     )

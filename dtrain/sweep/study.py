@@ -47,7 +47,7 @@ class Study:
     ahead: int = 2
     stop: str = "none"
     rung: int = 0
-    factor: int = 4
+    factor: int = 3
 
     @property
     def is_search(self) -> bool:

@@ -110,6 +110,7 @@ def test_another_command_stops_jobs_as_the_first_one_said(tmp_path: Path) -> Non
 
 def test_a_search_learns_from_first_rungs(tmp_path: Path) -> None:
     words = ["optim.lr=tag(log,interval(1e-4,1))", "sweep.search=random", "sweep.trials=8", "sweep.stop=halving"]
+    words += ["sweep.factor=4"]
     done = sweep(tmp_path, *words, "steps=16", "sweep.out=s")
     assert "halving at 4 of 16 steps: one job in 4, the best, goes on" in done.stdout
     assert sorted(map(max, figures(tmp_path / "s").values())) == [4] * 6 + [16] * 2
@@ -123,9 +124,9 @@ def test_contradictions_are_told_before_the_first_job(tmp_path: Path) -> None:
             [RATES, "sweep.stop=halving", "stop_after=3", "resume=must"],
             ["stop_after: with sweep.stop=halving the sweep says where jobs stop", "resume: with sweep.stop=halving"],
         ),
-        ([RATES, "sweep.stop=halving", "sweep.rung=40"], ["sweep.rung=40: jobs end at steps=24. Type sweep.rung=6"]),
-        ([RATES, "sweep.stop=halving", "steps=1"], ["steps=1 leaves no room for a rung. Type steps=40"]),
-        (["seed=0,1", "sweep.stop=halving"], ["it compares 4 jobs or more, not 2."]),
+        ([RATES, "sweep.stop=halving", "sweep.rung=40"], ["sweep.rung=40: jobs end at steps=24. Type sweep.rung=8"]),
+        ([RATES, "sweep.stop=halving", "steps=1"], ["steps=1 leaves no room for a rung. Type steps=30"]),
+        (["seed=0,1", "sweep.stop=halving"], ["it compares 3 jobs or more, not 2."]),
         (["seed=0,1,2", "sweep.stop=median"], ["it compares 5 jobs or more, not 3."]),
         ([RATES, "steps=24,48", "sweep.stop=halving"], ["some have steps=24, others 48. Type steps=<one number>."]),
         (

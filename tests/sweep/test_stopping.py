@@ -25,7 +25,7 @@ STEPS, AXES = 64, (Choices("optim.lr", tuple(2.0**-power for power in range(16))
 
 
 def study_of(rule: str, rung: int, **more: Any) -> Study:
-    return Study(metrics=("eval_loss",), goals=("min",), stop=rule, rung=rung, **more)
+    return Study(metrics=("eval_loss",), goals=("min",), stop=rule, rung=rung, **{"factor": 4, **more})
 
 
 def grid() -> list[Job]:

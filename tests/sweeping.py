@@ -26,11 +26,14 @@ class Counting(nn.Module):
 
 
 class Trouble(nn.Module):
-    """Meets trouble in its third forward, in the way that `how` says; `once`: a file that says it has."""
+    """Meets trouble in its third forward, in the way that `how` says, whatever number it ends with; `once`: a file that
+    says it has.
+    """
 
     def __init__(self, how: str, once: str = "") -> None:
         super().__init__()
-        self.net, self.how, self.calls, self.once = nn.Linear(16, 10), how, 0, Path(once) if once else None
+        self.net, self.calls, self.once = nn.Linear(16, 10), 0, Path(once) if once else None
+        self.how = how.rstrip("0123456789")
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.calls += 1
@@ -53,6 +56,19 @@ class Known(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return (self.weight * 0).sum() + self.value
+
+
+class Large(nn.Module):
+    """Has no memory for more than `most` samples."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.net, self.most = nn.Linear(16, 10), most
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training and len(inputs) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.net(inputs.flatten(1))
 
 
 def trouble(how: str) -> None:

@@ -2,24 +2,31 @@
 Imported only for these.
 """
 
+import importlib
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra import compose as hydra_compose
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathElement
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -194,20 +201,92 @@ def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
     return [words for batch in batches for words in batch]
 
 
-def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None], searchpath: Sequence[str]) -> None:
-    """Run `job` with the words of every combination through Hydra's sweeper and launcher. Its result is not used: some
-    sweepers return nothing.
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+
+
+def launched(
+    words: Sequence[str], work: Callable[[Any], Any], number: int | None, searchpath: Sequence[str]
+) -> list[Any]:
+    """Start workers by the launcher that the words choose, and return what `work` returned in each. `number`: of the
+    workers; None: as many as the launcher's n_jobs, or one. Raises WordsError.
     """
+    hydra, config = configured(words, searchpath)
+    settings = config.hydra.launcher
+    number = number or max(1, int(settings.get("n_jobs") or 1))
+    if "n_jobs" in settings:
+        settings.n_jobs = number
+    try:
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+        launcher = Plugins.instance().instantiate_launcher(context, work, config)
+        return [job.return_value for job in launcher.launch([[]] * number, 0)]
+    except (HydraException, OmegaConfBaseException, ImportError) as error:
+        raise WordsError(f"hydra/launcher: {first_line(error)}") from error
 
-    def task(_: Any) -> float | None:
-        return job([word.removeprefix("++") for word in HydraConfig.get().overrides.task])
 
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+def configured(words: Sequence[str], searchpath: Sequence[str]) -> tuple[Hydra, Any]:
+    """Hydra, and its config with the words of a launcher. Raises WordsError, also for one that is not installed."""
+    hydra = _hydra(searchpath)
+    try:
+        return hydra, hydra.compose_config("config", [*words, *QUIET], RunMode.MULTIRUN, with_log_configuration=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise WordsError(f"hydra/launcher: {cut(' '.join(str(error).split()), 300)}") from error
+
+
+class Batches(Launcher):
+    """Stands for the launcher of a sweeper: gives its proposals to `run`, and returns the figures of the jobs."""
+
+    run: Callable[[Sequence[Sequence[str]]], Sequence[Any]]
+
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: Any) -> None:
+        """It needs nothing of these."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        figures = Batches.run(job_overrides)
+        return [
+            JobReturn(
+                overrides=list(words),
+                status=JobStatus.FAILED if isinstance(figure, Exception) else JobStatus.COMPLETED,
+                _return_value=figure,
+            )
+            for words, figure in zip(job_overrides, figures, strict=True)
+        ]
+
+
+def proposed(
+    words: Sequence[str], run: Callable[[Sequence[Sequence[str]]], Sequence[Any]], searchpath: Sequence[str]
+) -> None:
+    """Have the sweeper that the words choose propose the words of jobs, in batches. `run` returns the figure of each
+    job, or the exception that it failed of. Raises WordsError.
+    """
+    _register(Batches)
+    Batches.run = staticmethod(run)
     with tempfile.TemporaryDirectory() as folder:  # Hydra writes a file there, and only to local folders
         try:
-            _hydra(searchpath).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
-        except (HydraException, OmegaConfBaseException) as error:
-            raise WordsError(first_line(error)) from error
+            _hydra(searchpath).multirun(
+                "config", lambda _: None, [*words, *QUIET, "hydra/launcher=dtrain", f"hydra.sweep.dir={quote(folder)}"]
+            )
+        except (HydraException, OmegaConfBaseException, ImportError) as error:
+            raise WordsError(f"hydra/sweeper: {cut(' '.join(str(error).split()), 300)}") from error
+
+
+def _register(launcher: type[Launcher]) -> None:
+    """Name a launcher `dtrain`. Hydra takes plugins of the package hydra_plugins alone, which need not be there."""
+    name = "hydra_plugins.dtrain"
+    parent = sys.modules.get("hydra_plugins")
+    try:
+        parent = parent or importlib.import_module("hydra_plugins")
+    except ImportError:
+        parent = sys.modules["hydra_plugins"] = ModuleType("hydra_plugins")
+        parent.__path__ = []
+    module = ModuleType(name)
+    module.__path__ = []
+    vars(module)[launcher.__name__] = launcher
+    launcher.__module__ = name
+    sys.modules[name] = vars(parent)["dtrain"] = module
+    Plugins.instance().register(launcher)
+    ConfigStore.instance().store(
+        group="hydra/launcher", name="dtrain", node={"_target_": f"{name}.{launcher.__name__}"}, provider="dtrain"
+    )
 
 
 def _hydra(searchpath: Sequence[str]) -> Hydra:

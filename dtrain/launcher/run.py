@@ -46,6 +46,8 @@ def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
             raise
         if first and not store.exists(store.join(plan.out, "plan.yaml")):  # somebody removed `out` meanwhile
             _describe(plan, config)
+        if first and result.status == "spiked":
+            _leave(plan.out, failure.of_spike(result))
     if result.status == "spiked":
         raise DtrainError(result.reason)
     return result

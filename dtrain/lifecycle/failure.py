@@ -195,6 +195,14 @@ def save(out: str, facts: Mapping[str, Any]) -> None:
         store.write(url, json.dumps(facts, indent=1).encode())
 
 
+def of_spike(result: Result) -> dict[str, Any]:
+    """failure.json of a run that a spike ended."""
+    return {
+        **_who(0), "step": result.step, "kind": "spike", "error": result.reason, "message": result.reason,
+        "exit_code": result.exit_code,
+    }  # fmt: skip
+
+
 def explain(folder: Path) -> Failure:
     """The root cause among the reports of a folder."""
     evidence = Evidence(

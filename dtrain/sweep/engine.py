@@ -37,7 +37,7 @@ from dtrain.sweep.log import Log
 from dtrain.sweep.proposer import Ended, Proposer
 from dtrain.sweep.space import label
 
-AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
+AGAIN = ("memory", "killed", "exited", "lost", "storage", "gpu", "timeout")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
 """Between two looks at the jobs that other workers run, and for a request to stop."""
@@ -67,6 +67,7 @@ class Running:
     scratch: Path
     log: Log
     began: float
+    microbatch: int
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Engine:
         self._tries = Counter[str]()
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
-        self._asked = 0
+        self._asked, self._began = 0, time.time()
         self._request, self._looked_for_request = 0, time.monotonic()
         """The newest request to stop before this worker began, and when it looked for a newer one."""
         self._scratch = store.scratch("sweep")
@@ -190,7 +191,16 @@ class Engine:
             self._leave_to_others(job)
             return True
         del self._since[job.name]
-        return False
+        return self._has_failed_elsewhere(job)
+
+    def _has_failed_elsewhere(self, job: Job) -> bool:
+        """Whether another worker has met a failure in the job since this one began, and need not be followed."""
+        facts = {} if self._tries[job.name] else folder.failure(self.root, job.name)
+        may_pass = facts.get("kind") in AGAIN and facts.get("tries", 0) <= self.retries
+        if may_pass or not facts.get("time", 0) > self._began:
+            return False
+        self._settle(job, Ended("failed", 1, str(facts.get("kind")), str(facts.get("error"))), 0.0)
+        return True
 
     def _leave_to_others(self, job: Job) -> None:
         self._elsewhere.append(job)
@@ -213,7 +223,7 @@ class Engine:
         self._free.remove(slot)
         self._troubles = 0
         self._tries[job.name] += 1
-        running = Running(job, slot, child, scratch, log, time.monotonic())
+        running = Running(job, slot, child, scratch, log, time.monotonic(), decided.plan.batch.microbatch)
         self._running[slot] = running
         self._selector.register(log, selectors.EVENT_READ, running)
         if hasattr(os, "pidfd_open"):  # elsewhere the end of its output is its end
@@ -253,16 +263,27 @@ class Engine:
             self._since[job.name] = time.monotonic()
             self._leave_to_others(job)
             return
-        may_pass = ended.status == "failed" and ended.kind in AGAIN and self._tries[job.name] <= self.retries
-        if may_pass and self._may_begin():
-            screen.complain(f"{label(job.values)}: {ended.error}; it starts again", begin="note: ")
-            self._waiting.append(job)
+        if ended.status == "failed" and self._may_begin() and (next_try := self._next_try(running, ended)):
+            smaller = f" with {next_try.words[-1]}" * (next_try is not job)
+            screen.complain(f"{label(job.values)}: {ended.error}; it starts again{smaller}", begin="note: ")
+            self._waiting.append(next_try)
             return
         self._settle(job, ended, time.monotonic() - running.began)
 
+    def _next_try(self, running: Running, ended: Ended) -> Job | None:
+        """The job as it is tried again, out of memory with half the microbatch; None if that could not help."""
+        job = running.job
+        if ended.kind == "memory":
+            is_free = not {"microbatch", "accumulate"} & job.values.keys() and self.retries > 0
+            return job.with_microbatch(running.microbatch // 2) if is_free and running.microbatch > 1 else None
+        return job if ended.kind in AGAIN and self._tries[job.name] <= self.retries else None
+
     def _write_cause(self, job: Job, ended: Ended) -> None:
         """Write failure.json for a process that could not."""
-        facts = {"rank": 0, "kind": ended.kind, "error": ended.error, "message": ended.error, "exit_code": 1}
+        facts = {
+            "rank": 0, "time": time.time(), "kind": ended.kind, "error": ended.error, "message": ended.error,
+            "exit_code": 1, "tries": self._tries[job.name],
+        }  # fmt: skip
         with suppress(StoreError):
             if lease.holder(store.join(self.root, job.name))[0] == "left":
                 failure.save(store.join(self.root, job.name), facts)

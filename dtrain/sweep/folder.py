@@ -49,6 +49,11 @@ class Job:
     def digest(self) -> str:
         return self.name.rpartition("-")[2]
 
+    def with_microbatch(self, size: int) -> "Job":
+        """The same job, and the same results, with another number of samples per forward."""
+        words = [word for word in self.words if word.split("=")[0] not in ("microbatch", "accumulate")]
+        return replace(self, words=(*words, f"microbatch={size}"))
+
 
 @dataclass(frozen=True)
 class Description:
@@ -213,14 +218,16 @@ def state(root: str, name: str) -> State:
 def failures(root: str) -> dict[str, Mapping[str, Any]]:
     """The name of each job that has failed -> its failure.json. Raises StoreError."""
     names = [path.split("/")[0] for path in store.tree(root, depth=2) if path.endswith("/failure.json")]
-    causes = dict[str, Mapping[str, Any]]()
-    for name in sorted(names):
-        try:
-            facts = json.loads(store.beginning(store.join(root, name, "failure.json"), LARGEST))
-        except (StoreError, ValueError, RecursionError):
-            continue
-        causes[name] = facts if isinstance(facts, dict) else {}
-    return causes
+    return {name: failure(root, name) for name in sorted(names)}
+
+
+def failure(root: str, name: str) -> Mapping[str, Any]:
+    """failure.json of a job; empty if there is none, or it cannot be read."""
+    try:
+        facts = json.loads(store.beginning(store.join(root, name, "failure.json"), LARGEST))
+    except (StoreError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _each(root: str, names: Sequence[str]) -> Iterable[Mapping[str, Any] | None]:

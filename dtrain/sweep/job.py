@@ -6,6 +6,7 @@ Its folder on the local disk holds `log`, a pipe to the engine, and at the end o
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -25,6 +26,11 @@ from dtrain.planned import Plan
 from dtrain.result import Result, versions
 from dtrain.secrets import screen
 from dtrain.storage import options, store
+
+OUT_OF_MEMORY = re.compile(
+    r"^(torch\.)?OutOfMemoryError\b|\bout of memory\b|DefaultCPUAllocator: can't allocate memory"
+)
+"""Errors that half the microbatch may avoid."""
 
 
 def prepare(modules: Sequence[str]) -> None:
@@ -100,4 +106,6 @@ def _kind(error: DtrainError) -> str:
         return "lease"
     if isinstance(error, StoreError):
         return "storage"
+    if OUT_OF_MEMORY.search(str(error.facts.get("error"))):
+        return "memory"
     return str(error.facts.get("kind") or {2: "words", 3: "preflight"}.get(error.exit_code, "error"))

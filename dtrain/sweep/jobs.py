@@ -42,11 +42,13 @@ class Request:
     words: tuple[Word, ...]
     settings: tuple[Word, ...]
     space: tuple[Axis, ...]
+    swept: tuple[Word, ...] = ()
+    """The words that the space was read from."""
 
     def description(self, study: Study) -> Description:
         """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
         words = [word for word in self.words if not policy.is_typed_only(word.key)]
-        kept = {word.key: spelling(word.value) for word in words if not _is_private(word)}
+        kept = {word.key: spelling(word.value) for word in words if not is_private(word)}
         values = {axis.key: list(axis.values) if isinstance(axis, Choices) else axis.text() for axis in self.space}
         return Description(kept, [values], study)
 
@@ -57,8 +59,10 @@ class Request:
         return values, (*fixed, *space.words(values))
 
 
-def read(words: Sequence[str]) -> Request:
-    """Raises WordsError with every mistake that can be seen before a job is composed."""
+def read(words: Sequence[str], *, proposed: bool = False) -> Request:
+    """Raises WordsError with every mistake that can be seen before a job is composed. `proposed`: somebody else says
+    which jobs there are.
+    """
     given, problems = typed(words)
     try:
         given = with_spaces([_settled(word) for word in given])
@@ -70,7 +74,7 @@ def read(words: Sequence[str]) -> Request:
         if f"{word.key}.".startswith(policy.SPACE)
     ]
     swept = [word for word in given if word.sweep]
-    if not swept and not problems:
+    if not swept and not problems and not proposed:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     problems += _unsweepable(swept)
     places = [word for word in given if word.key in ("sweep.out", "out") and not word.sweep]
@@ -87,12 +91,12 @@ def read(words: Sequence[str]) -> Request:
     settings = tuple(word for word in given if word.key.startswith("sweep.") and word.key != "sweep.out")
     seed = next((word.value for word in reversed(settings) if word.key == "sweep.seed" and type(word.value) is int), 0)
     fixed = tuple(word for word in given if not word.sweep and word not in places and word not in settings)
-    axes = space.axes(swept, _names, seed)
-    problems += _of_recipes(swept, axes)
+    axes = [] if proposed else space.axes(swept, _names, seed)
+    problems += [] if proposed else _of_recipes(swept, axes)
     if problems:
         raise WordsError(*problems)
     known = vocabulary([str(word) for word in fixed])
-    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes))
+    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes), tuple(swept))
 
 
 def _settled(word: Word) -> Word:
@@ -139,7 +143,7 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
         f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
         for word in added
         if word.key in study.KEYS
-        or not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or _is_private(word))
+        or not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or is_private(word))
     ]
     written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
     words = [replace(word, source=str(place), place=place) for word in written]
@@ -180,13 +184,13 @@ def _axis_of_file(key: str, values: Sequence[Any] | str) -> Axis:
 
 def _unsweepable(swept: Iterable[Word]) -> Iterable[str]:
     for word in swept:
-        if _is_private(word):
+        if is_private(word):
             yield f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
         elif word.key.split(".")[0] in ("out", "trust", "sweep", "hydra"):
             yield f"{shown(word)}: it cannot be swept. Type {word.key}=<one value>."
 
 
-def _is_private(word: Word) -> bool:
+def is_private(word: Word) -> bool:
     return options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)
 
 

@@ -12,19 +12,17 @@ dtrain sweep stop s3://bucket/s           have every worker, on whatever host, s
 
 import itertools
 import random
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from dtrain.cluster import detect
-from dtrain.compose import compose, connect
-from dtrain.compose.sweep import multirun as by_hydra
-from dtrain.config.schema import Config
+from dtrain.compose import connect
 from dtrain.config.word import cut
-from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
@@ -33,9 +31,9 @@ from dtrain.report import facts
 from dtrain.report.runs import below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
-from dtrain.secrets import redact_arg, screen
+from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.sweep import folder, jobs, stop, stop_request, trials
+from dtrain.sweep import folder, foreign, jobs, stop, stop_request, trials
 from dtrain.sweep.drawing import sampler_of
 from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job, State
@@ -45,8 +43,9 @@ from dtrain.sweep.space import label
 from dtrain.sweep.stopping import Stopping
 from dtrain.sweep.study import Study, value_of
 from dtrain.sweep.trials import Trial
+from dtrain.sweep.workers import workers
 from dtrain.verb import runs
-from dtrain.verb.train import decide, one
+from dtrain.verb.train import decide
 
 SHOWN = 30
 """The most jobs that are listed at the end."""
@@ -63,11 +62,48 @@ def run(words: Sequence[str]) -> int:
 
 def multirun(words: Sequence[str]) -> int:
     """`dtrain -m <words>`. Exit codes: 0 all jobs are finished, 1 some failed, 75 or 130 asked to stop."""
-    if any(re.match(r"\+*hydra[/.](launcher|sweeper)\b", word) for word in words):
-        return _by_hydra(words)
-    request = jobs.read(words)
+    ours, hydras = foreign.split(words)
+    request = jobs.read(ours, proposed=bool(hydras.sweeper))
+    foreign.check(hydras)
     with zygote.kept():
-        return _take_part([request], begin=True)
+        if hydras.sweeper:
+            return _by_sweeper(request, hydras)
+        return _take_part([request], begin=True, hydras=hydras)
+
+
+def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
+    """Run the jobs that a sweeper of Hydra's proposes."""
+    codes = [0]
+
+    def run(requests: Sequence[jobs.Request]) -> list[Any]:
+        judged = list[jobs.Judged | WordsError]()
+        for each in requests:
+            try:
+                judged.append(jobs.judged(each, detect(), decide))
+            except WordsError as error:
+                screen.complain(str(error))
+                judged.append(error)
+        right = [each for each, job in zip(requests, judged, strict=True) if not isinstance(job, WordsError)]
+        codes.extend([1] * (len(right) < len(requests)))
+        codes.extend([_take_part(right, begin=True, hydras=hydras)] if right else [])
+        if signals.stop_request():
+            sys.exit(codes[-1])
+        return [job if isinstance(job, WordsError) else _figure_of(request.root, job) for job in judged]
+
+    try:
+        foreign.propose(hydras, request, run)
+    except RuntimeError as error:  # of a job that failed, which its sweeper does not go on after
+        screen.complain(f"hydra/sweeper={hydras.sweeper} ends: {first_line(error)}")
+    return max(codes)
+
+
+def _figure_of(root: str, judged: jobs.Judged) -> float | Exception:
+    """The figure that a sweeper gets from the only job."""
+    (job,) = judged.jobs
+    state = folder.state(root, job.name)
+    if state.status == "finished":
+        return value_of(judged.study.metrics[0], state.figures, state.loss)
+    return RuntimeError(f"{label(job.values)}: {state.status}")
 
 
 def _work(root: str, more: Sequence[str]) -> int:
@@ -108,9 +144,15 @@ def _stop(root: str, more: Sequence[str]) -> int:
     return 0
 
 
-def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset[str] = frozenset()) -> int:
+def _take_part(
+    requests: Sequence[jobs.Request],
+    *,
+    begin: bool,
+    only: frozenset[str] = frozenset(),
+    hydras: foreign.Foreign = foreign.OURS,
+) -> int:
     """Run the jobs that are not finished; `only`: of these. `begin`: describe the sweep in its folder; otherwise it was
-    begun by another command, and the jobs are taken in another order.
+    begun by another command, and the jobs are taken in another order. `hydras`: who starts workers.
     """
     root, cluster = requests[0].root, detect()
     if cluster.external:
@@ -124,7 +166,9 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset
     with store.patience(LOOK_SECONDS):
         preflight.check(replace(plan, out=root))
     note_code()
-    there = folder.join(root, requests[0].description(judged[0].study)) if begin else folder.read(root)
+    for request, each in zip(requests, judged, strict=True) if begin else ():
+        folder.join(root, request.description(each.study))
+    there = folder.read(root)
     looks_for = judged[0].study if there is None else there.study
     what = "trials" if looks_for.is_search else "jobs"
     proposer, total, done = (
@@ -137,6 +181,23 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset
         + f", of which {done} are finished" * bool(done)
         + f"; {min(slots, total - done)} at a time" * (total > done)
     )
+    ended = _teller(looks_for, done, total)
+    engine = (
+        workers(hydras, requests[0], judged[0], every, ended)
+        if hydras.launcher
+        else _engine(root, judged[0], proposer, ended)
+    )
+    engine.run()
+    _show(root, looks_for, 0 if hydras.sweeper else total, engine.failed.values())
+    if isinstance(proposer, Stopping) and not hydras.launcher:
+        screen.say(proposer.report())
+    elif engine.failed or engine.stopped or engine.is_something_left():
+        screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
+    return _exit_code(bool(engine.failed) or (bool(hydras.launcher) and engine.is_something_left()))
+
+
+def _teller(study: Study, done: int, total: int) -> Callable[[Job, Ended, float], None]:
+    """A function that prints a line for each job that ends. `done`: jobs that had ended before."""
     ends = itertools.count(done + 1)
 
     def ended(job: Job, how: Ended, seconds: float) -> None:
@@ -144,27 +205,25 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool, only: frozenset
         if how.status == "failed":
             screen.complain(f"{number} {label(job.values)} failed: {how.error}")
         else:
-            line = f"{number} {how.status} {label(job.values)}{_figures(looks_for, how)} · {seconds:.1f} s"
-            screen.say(screen.on_one_line(line))
+            took = f" · {seconds:.1f} s" if seconds else ""
+            screen.say(screen.on_one_line(f"{number} {how.status} {label(job.values)}{_figures(study, how)}{took}"))
 
-    engine = Engine(
+    return ended
+
+
+def _engine(root: str, judged: jobs.Judged, proposer: Proposer, ended: Callable[[Job, Ended, float], None]) -> Engine:
+    sweep = judged.config.sweep
+    return Engine(
         root,
-        lambda job, slot: jobs.decided(job, root, judged[0], decide, slot),
-        slots,
-        config.sweep.retries,
-        config.sweep.fail == "stop",
-        jobs.modules(plan),
-        time_limit.seconds(config.sweep.time_limit),
+        lambda job, slot: jobs.decided(job, root, judged, decide, slot),
+        judged.slots,
+        sweep.retries,
+        sweep.fail == "stop",
+        jobs.modules(judged.plan),
+        time_limit.seconds(sweep.time_limit),
         proposer,
         ended,
     )
-    engine.run()
-    _show(root, looks_for, total, engine.failed.values())
-    if isinstance(proposer, Stopping):
-        screen.say(proposer.report())
-    elif engine.failed or engine.stopped or engine.is_something_left():
-        screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
-    return _exit_code(bool(engine.failed))
 
 
 def _show(root: str, study: Study, total: int, failed: Iterable[Ended]) -> None:
@@ -172,7 +231,7 @@ def _show(root: str, study: Study, total: int, failed: Iterable[Ended]) -> None:
     with suppress(StoreError):
         for url in _unbeaten(root, study)[:SHOWN]:
             screen.say(f"best: {cut(url)}")
-    if total <= SHOWN:
+    if 0 < total <= SHOWN:
         runs.show(root)
     for line in summary(failed):
         screen.complain(f"failed: {line}")
@@ -310,39 +369,3 @@ def _figures(study: Study, ended: Ended) -> str:
     if not ended.is_evaluated:
         return ""
     return "".join(f" · {name} {value_of(name, ended.metrics, ended.loss):.4g}" for name in study.metrics)
-
-
-def figure(config: Config, metrics: dict[str, float], loss: float | None) -> tuple[str, float | None]:
-    """The metric of a job: `checkpoint.best`, else the held-out loss, else the training loss."""
-    for name in (config.checkpoint.get("best"), "eval_loss"):
-        if name in metrics:
-            return name, metrics[name]
-    return "training loss (no held-out data)", loss
-
-
-def _by_hydra(words: Sequence[str]) -> int:
-    """Let a Hydra launcher or sweeper run the jobs one after another in this process. A failed job does not stop the
-    others.
-    """
-    failed, measured = list[int](), list[str]()
-
-    def job(words: Sequence[str]) -> float | None:
-        try:
-            config = compose(words)
-            result = one(config)
-        except DtrainError as error:
-            screen.complain(f"{' '.join(cut(redact_arg(word)) for word in words)}: {error}")
-            failed.append(error.exit_code)
-            return None
-        if result.exit_code:  # asked to stop: that means the sweep, not one job
-            sys.exit(result.exit_code)
-        name, value = figure(config, result.metrics, result.loss)
-        measured.append(name)
-        return value
-
-    with zygote.kept():
-        root = by_hydra(words, job, check=lambda words: decide(compose(words), detect()))
-    if measured:
-        screen.say(f"the objective value that a Hydra sweeper gets from each job: {', '.join(dict.fromkeys(measured))}")
-    runs.show(root)
-    return max(failed, default=0)

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.hydra import Hydra
 
 from dtrain import recipe
 from dtrain.__main__ import main
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.compose.check import sayable
-from dtrain.compose.sweep import multirun
 from dtrain.config.elsewhere import OURS
 from dtrain.config.schema import GROUPS, Config
 from dtrain.errors import WordsError
@@ -212,43 +210,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-def swept(*words: str) -> list[Config]:
-    jobs: list[Config] = []
-    landed = multirun(words, lambda said: jobs.append(compose(said)) or float(len(jobs)), check=compose)
-    assert all(str(job.out).startswith(f"{landed}/") for job in jobs)
-    return jobs
-
-
-def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(here: Path) -> None:
-    jobs = swept("seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", "sweep.out=there")
-    assert [(job.seed, job.optim["lr"], job.steps) for job in jobs] == [
-        (0, 1e-3, 5),
-        (0, 3e-3, 5),
-        (1, 1e-3, 5),
-        (1, 3e-3, 5),
-    ]
-    assert len({job.out for job in jobs}) == 4
-    assert all(str(job.out).startswith("there/") for job in jobs)
-    assert list(here.iterdir()) == [], "a sweep writes below its own folder alone"
-
-
-def test_a_sweeper_that_returns_nothing_has_run_its_jobs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Optuna's and Ax's do."""
-    seen: list[Any] = []
-    whole = Hydra.multirun
-    monkeypatch.setattr(Hydra, "multirun", lambda *arguments: seen.extend(whole(*arguments)))
-    assert [job.seed for job in swept("seed=0,1", "out=there")] == [0, 1]
-    assert [job.return_value for batch in seen for job in batch] == [1.0, 2.0], "what it searches by"
-
-
-def test_a_sweep_may_swap_words_of_a_group(here: Path) -> None:
-    assert [job.choices["model"] for job in swept("model=gpt,mlp", "data=synthetic", "out=there")] == ["gpt", "mlp"]
-
-
-def test_text_with_a_comma_or_a_blank_is_swept_as_it_is(here: Path) -> None:
-    assert [job.generate.prompt for job in swept("generate.prompt='a b','c,d'", "data.path=x y")] == ["a b", "c,d"]
-
-
 @pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"]])
 def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(
     words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,12 +218,6 @@ def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(
     monkeypatch.setattr(train, "one", lambda config: begun.append(config) or Result("finished", 1, 1.0, 1.0))
     assert main(["-m", *words]) == WordsError.exit_code
     assert begun == []
-
-
-@pytest.mark.parametrize("swept", ["seed=interval(0,1)", "seed=tag(a,interval(0,1))"])
-def test_a_sweep_of_another_sweeper_is_one_sentence(swept: str, here: Path) -> None:
-    with pytest.raises(WordsError, match="Type the values: seed=0,1,2"):
-        multirun([swept], lambda words: 0.0, check=lambda words: None)
 
 
 @pytest.mark.parametrize(

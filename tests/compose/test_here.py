@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from dtrain.__main__ import main
+from dtrain.cluster import Cluster
 from dtrain.compose import compose, here
-from dtrain.compose.sweep import multirun
 from dtrain.errors import WordsError
+from dtrain.resolve import resolve
+from dtrain.sweep import jobs
 
 MINE = "# mine, with a head\n_target_: mypkg.build\nlr: 0.5 # of the body\nhead_lr: ${optim.lr} # of the head\n"
 
@@ -27,9 +29,8 @@ def test_words_and_trust_of_the_folder_are_those_of_a_run(folder: Path) -> None:
     config = compose(["optim=mine", "optim.lr=0.25"])
     assert (config.optim["head_lr"], config.trust, config.sources["trust"]) == (0.25, ["mypkg"], "dtrain.yaml:1")
     assert compose(["optim=mine", "trust=[]"]).trust == [], "what is typed comes after it"
-    jobs: list[object] = []
-    multirun(["optim=mine,adamw", "out=x"], lambda words: jobs.append(compose(words).choices["optim"]), check=compose)
-    assert jobs == ["mine", "adamw"]
+    judged = jobs.judged(jobs.read(["optim=mine,adamw", "steps=5", "out=x"]), Cluster(0, 2), resolve)
+    assert [job.values for job in judged.jobs] == [{"optim": "mine"}, {"optim": "adamw"}]
 
 
 def test_what_was_found_is_said_once_and_goes_to_no_tool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import commands
 import pytest
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import GROUPS, Schema
+from dtrain.config.schema import ALLOWED, GROUPS, Schema
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
 from dtrain.sweep import jobs
@@ -128,6 +128,7 @@ HELD = {
     "sweeps.md": {
         "python -m dtrain -m": "test_the_commands_of_sweeps_run",
         "# mine.yaml": "test_the_recipe_of_a_sweep_is_one",
+        "python -m dtrain model=mlp": "test_from_one_value_to_two_hosts",
     },
     "reliability.md": {
         "python -m dtrain strategy=ddp": "test_faults_that_are_planted_are_survived",
@@ -176,6 +177,25 @@ def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
         printed.append(done.stdout)
     assert "6 jobs in runs/s, of which 6 are finished" in printed[1]
     assert "no job has failed" in printed[4]
+
+
+def test_from_one_value_to_two_hosts(tmp_path: Path) -> None:
+    printed = []
+    for line in block("docs/sweeps.md", "python -m dtrain model=mlp").splitlines():
+        words = shlex.split(line.replace("s3://bucket", str(tmp_path)), comments=True)[3:]
+        small = [] if words[0] == "sweep" else ["steps=4", "hook=[]"]
+        done = commands.run(*words, *small, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert "3 jobs in runs/a, of which 2 are finished" in printed[2]
+    assert "4 trials" in printed[3] and "of which 4 are finished" in printed[4]
+
+
+def test_each_word_of_the_table_of_other_tools_is_one() -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text().partition("## Coming from")[2]
+    ours = "".join(line.split(" | ")[1] for line in page.splitlines() if line.startswith("| ") and "---" not in line)
+    named = set(re.findall(r"sweep\.\w+", ours)) - {"sweep.yaml"}
+    assert len(named) > 8 and named <= {*ALLOWED}
 
 
 def test_the_recipe_of_a_sweep_is_one(tmp_path: Path) -> None:

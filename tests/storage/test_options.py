@@ -13,10 +13,12 @@ from killing import descendants
 from launching import WORDS
 
 from dtrain import recipe
+from dtrain.cluster import Cluster
 from dtrain.compose import compose, connect
-from dtrain.compose.sweep import multirun
 from dtrain.errors import WordsError
+from dtrain.resolve import resolve
 from dtrain.storage import clients, options, store
+from dtrain.sweep import foreign, jobs
 
 SECRET = "Zx9/qW+secret=17"
 MEMORY = "memory://options/run"
@@ -97,17 +99,17 @@ def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_
     told = []
     monkeypatch.setattr(store, "use", lambda url, options: told.append((url, dict(options))))
     words = ["seed=0,1", "sweep.out=s3://b/sweep", f"out_options.key={SECRET}"]
-    multirun(words, lambda words: float(len(compose(words).out or "")), check=lambda words: None)
-    assert told == [("s3://b/sweep/seed-0", {"key": SECRET}), ("s3://b/sweep/seed-1", {"key": SECRET})]
+    judged = jobs.judged(jobs.read(words), Cluster(0, 2), resolve)
+    assert len(judged.jobs) == 2 and set(map(str, told)) == {str(("s3://b/sweep/job", {"key": SECRET}))}
     for private in (words, ["seed=0,1", "logger.mine.api_key=abcdef123456"]):
-        with pytest.raises(WordsError, match="writes the words of its jobs to files") as caught:
-            multirun([*private, "hydra/launcher=joblib"], lambda words: 0.0, check=lambda words: None)
+        with pytest.raises(WordsError, match="writes the words of its workers to files") as caught:
+            foreign.split([*private, "hydra/launcher=joblib"])
         assert SECRET not in str(caught.value) and "abcdef123456" not in str(caught.value)
 
 
 def test_no_folder_is_named_after_a_secret() -> None:
     with pytest.raises(WordsError) as caught:
-        multirun(["logger.mine.api_key=abcdef123456,fedcba654321"], lambda words: 0.0, check=lambda words: None)
+        jobs.read(["logger.mine.api_key=abcdef123456,fedcba654321"])
     assert (
         str(caught.value)
         == "logger.mine.api_key=*** (command line): the folder of a job is named after what is swept, and a secret cannot be."

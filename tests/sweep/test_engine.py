@@ -305,3 +305,24 @@ def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothin
     _, error = first.communicate(timeout=120)
     assert first.returncode == 0, error
     assert {path: path.read_bytes() for path in (tmp_path / "s").glob("*/result.json")} == ended
+
+
+def test_out_of_memory_a_job_starts_again_with_half_the_microbatch(tmp_path: Path) -> None:
+    """And has the losses of one that had room."""
+    words = ["model._target_=sweeping.Large", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]", "batch=16"]
+    words += ["data.samples=64", "objective=classification", "steps=4", "hook=[]", "logger=[]", "sweep.out=s"]
+    done = commands.run("-m", *words, "model.most=99,4,0", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    large, small, none = (jobs(tmp_path / "s")[f"model.most-{most}"] for most in (99, 4, 0))
+    assert "microbatch: 4" in (small / "config.yaml").read_text() and starts(small) == 3 and starts(none) == 5
+    assert result(small)[0] == pytest.approx(result(large)[0], rel=1e-6)
+    assert done.stderr.count("model.most=4: OutOfMemoryError") == 2 and "starts again with microbatch=4" in done.stderr
+    assert "failed: 1 x OutOfMemoryError" in done.stderr
+
+
+def test_a_spike_leaves_its_cause(tmp_path: Path) -> None:
+    done = commands.run("-m", *TROUBLE, "model.how=diverges,none", "sweep.out=s", cwd=tmp_path)
+    assert done.returncode == 1
+    facts = json.loads((jobs(tmp_path / "s")["model.how-diverges"] / "failure.json").read_text())
+    assert facts["kind"] == "spike" and "nan" in facts["error"]
+    assert facts["error"] in commands.run("sweep", "why", "s", cwd=tmp_path).stdout

@@ -23,7 +23,9 @@ NEEDS = {"tpe": "optuna", "cmaes": "cmaes"}
 GOALS = ("min", "max")
 SOBOL_KEYS = 21
 """The most keys of a Sobol sequence here: rows of the table in dtrain/sweep/sobol.py."""
-KEYS = tuple(f"sweep.{name}" for name in ("search", "trials", "metric", "goal", "begin", "seed"))
+KEYS = tuple(
+    f"sweep.{name}" for name in ("search", "trials", "metric", "goal", "begin", "seed", "stop", "rung", "factor")
+)
 """Settings that stand in sweep.yaml, so that all workers have the same."""
 SHAPE = {
     "method": TEXT, "seed": COUNT, "trials": Optional(COUNT), "metrics": Each(TEXT), "goals": Each(TEXT),

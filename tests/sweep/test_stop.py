@@ -103,6 +103,8 @@ def test_another_command_stops_jobs_as_the_first_one_said(tmp_path: Path) -> Non
     for name in random.Random(0).sample(sorted(wanted), 4):
         shutil.rmtree(tmp_path / "s" / name)
     assert len(figures(tmp_path / "s")) == 8
+    other = commands.run("sweep", "work", "s", "sweep.stop=none", cwd=tmp_path)
+    assert other.returncode == 2 and "those of its sweep.yaml. Leave it out." in other.stderr, other.stderr
     work = commands.run("sweep", "work", "s", cwd=tmp_path, timeout=240)
     assert work.returncode == 0, work.stderr
     assert figures(tmp_path / "s") == wanted

@@ -29,10 +29,12 @@ from dtrain.launcher import zygote
 from dtrain.launcher.zygote import Child
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
+from dtrain.report.facts import alike
 from dtrain.secrets import screen
 from dtrain.storage import lease, options, store
 from dtrain.sweep import folder, stop_request
 from dtrain.sweep.folder import Job
+from dtrain.sweep.live import Display
 from dtrain.sweep.log import Log
 from dtrain.sweep.proposer import Ended, Proposer
 from dtrain.sweep.space import label
@@ -85,8 +87,7 @@ class Engine:
     seconds: float | None
     """After so long no more jobs begin."""
     proposer: Proposer
-    ended: Callable[[Job, Ended, float], None]
-    """Called when a job is over, with its seconds."""
+    display: Display
 
     def __post_init__(self) -> None:
         self.finished, self.stopped, self.failed = list[str](), list[str](), dict[str, Ended]()
@@ -122,6 +123,7 @@ class Engine:
                 self._fill()
                 self._listen()
                 self._pass_on()
+                self.display.tick(self._running.values())
         finally:
             self._end_all()
             self._selector.close()
@@ -297,7 +299,7 @@ class Engine:
         elif not (job.until and ended.is_evaluated):
             self.stopped.append(job.name)
         self.proposer.tell(job, ended)
-        self.ended(job, ended, seconds)
+        self.display.ended(job, ended, seconds)
 
     def _look_elsewhere(self) -> None:
         """Put the jobs of other workers back into the queue, which asks whether they are finished."""
@@ -368,6 +370,8 @@ def _outcome(scratch: Path, code: int) -> Ended:
 
 
 def summary(failed: Iterable[Ended]) -> list[str]:
-    """How many jobs failed of each cause, a line each."""
-    causes = Counter(secrets.masked(ended.error) for ended in failed)
-    return [f"{count} x {cause}" for cause, count in causes.most_common()]
+    """How many jobs failed of each cause, a line each. Causes that differ in numbers alone are one."""
+    causes: dict[str, list[str]] = {}
+    for error in (secrets.masked(ended.error) for ended in failed):
+        causes.setdefault(alike(error), []).append(error)
+    return [f"{len(errors)} x {errors[0]}" for errors in sorted(causes.values(), key=len, reverse=True)]

@@ -11,6 +11,8 @@ from dtrain.storage import store
 HEAD, TAIL = 256 << 10, 768 << 10
 """Bytes that are kept of the beginning and of the end."""
 CHUNK = 1 << 16
+NEAR = 1 << 12
+"""Bytes in which the newest line is looked for."""
 PUBLISH_SECONDS = 10.0
 """The file is written at most this often, and at the end."""
 
@@ -41,6 +43,11 @@ class Log:
             self._dropped += len(self._tail) - TAIL
             self._tail = self._tail[-TAIL:]
         return bool(data)
+
+    def newest(self, begin: bytes) -> str:
+        """The newest whole line that begins with `begin`; empty if there is none near the end of the output."""
+        lines = (self._tail or self._head)[-NEAR:].split(b"\n")[:-1]
+        return next((line.decode(errors="replace") for line in reversed(lines) if line.startswith(begin)), "")
 
     def publish(self) -> None:
         """Write the file, unless it was written a moment ago or nothing is new."""

@@ -10,7 +10,6 @@ dtrain sweep retry runs/s [<a job> ...]   run these of them again, or all that f
 dtrain sweep stop s3://bucket/s           have every worker, on whatever host, save its jobs and end
 """
 
-import itertools
 import random
 import signal
 import sys
@@ -31,12 +30,13 @@ from dtrain.report import facts
 from dtrain.report.runs import below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
-from dtrain.secrets import screen
+from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
 from dtrain.sweep import folder, foreign, jobs, stop, stop_request, trials
 from dtrain.sweep.drawing import sampler_of
 from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job, State
+from dtrain.sweep.live import Display, Lines, display
 from dtrain.sweep.proposer import Ended, Listed, Proposer
 from dtrain.sweep.search import Search
 from dtrain.sweep.space import label
@@ -181,13 +181,14 @@ def _take_part(
         + f", of which {done} are finished" * bool(done)
         + f"; {min(slots, total - done)} at a time" * (total > done)
     )
-    ended = _teller(looks_for, done, total)
+    shown = Lines(total, done, looks_for) if hydras.launcher else display(cut(root), total, done, looks_for)
     engine = (
-        workers(hydras, requests[0], judged[0], every, ended)
+        workers(hydras, requests[0], judged[0], every, shown.ended)
         if hydras.launcher
-        else _engine(root, judged[0], proposer, ended)
+        else _engine(root, judged[0], proposer, shown)
     )
-    engine.run()
+    with shown:
+        engine.run()
     _show(root, looks_for, 0 if hydras.sweeper else total, engine.failed.values())
     if isinstance(proposer, Stopping) and not hydras.launcher:
         screen.say(proposer.report())
@@ -196,22 +197,7 @@ def _take_part(
     return _exit_code(bool(engine.failed) or (bool(hydras.launcher) and engine.is_something_left()))
 
 
-def _teller(study: Study, done: int, total: int) -> Callable[[Job, Ended, float], None]:
-    """A function that prints a line for each job that ends. `done`: jobs that had ended before."""
-    ends = itertools.count(done + 1)
-
-    def ended(job: Job, how: Ended, seconds: float) -> None:
-        number = f"[step {how.step}]" if job.until and how.is_evaluated else f"[{next(ends)}/{total}]"
-        if how.status == "failed":
-            screen.complain(f"{number} {label(job.values)} failed: {how.error}")
-        else:
-            took = f" · {seconds:.1f} s" if seconds else ""
-            screen.say(screen.on_one_line(f"{number} {how.status} {label(job.values)}{_figures(study, how)}{took}"))
-
-    return ended
-
-
-def _engine(root: str, judged: jobs.Judged, proposer: Proposer, ended: Callable[[Job, Ended, float], None]) -> Engine:
+def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) -> Engine:
     sweep = judged.config.sweep
     return Engine(
         root,
@@ -222,7 +208,7 @@ def _engine(root: str, judged: jobs.Judged, proposer: Proposer, ended: Callable[
         jobs.modules(judged.plan),
         time_limit.seconds(sweep.time_limit),
         proposer,
-        ended,
+        shown,
     )
 
 
@@ -283,8 +269,8 @@ def _named(
     for request, each in zip(requests, judged, strict=True):
         for trial in trials.every(request.root, request.space) if study.is_search else ():
             known[trial.job] = replace(jobs.drawn(request, trial.values, each.conditions), name=trial.job)
-    if foreign := names - known.keys():
-        raise WordsError(*(f"retry: {cut(name)} is no job of this sweep. Name others." for name in sorted(foreign)))
+    if unknown := names - known.keys():
+        raise WordsError(*(f"retry: {cut(name)} is no job of this sweep. Name others." for name in sorted(unknown)))
     return Listed([known[name] for name in known if name in names]), len(names), 0
 
 
@@ -320,9 +306,13 @@ def _best(root: str, more: Sequence[str]) -> int:
     best = _unbeaten(root, there.study)
     if not best:
         raise WordsError(f"best: no job in {cut(root)} has finished with {' and '.join(there.study.metrics)} yet.")
-    screen.say(runs.table([run for url in best for run in below(url)]))
-    for url in best:
-        screen.say(f"run it again: dtrain {screen.typed(f'recipe={url}/config.yaml')} out=<another place>")
+    chosen = [run for url in best for run in below(url)]
+    swept = dict.fromkeys(key for axes in there.spaces for key in axes)
+    screen.say(runs.table(chosen))
+    for run in chosen:
+        words = [redact_arg(f"{key}={run.words[key]}") for key in swept if key in run.words]
+        screen.say(f"its words: {' '.join(map(screen.typed, words))}")
+        screen.say(f"run it again: dtrain {screen.typed(f'recipe={run.url}/config.yaml')} out=<another place>")
     return 0
 
 
@@ -363,9 +353,3 @@ def _exit_code(failed: bool) -> int:
     if request:
         return EXIT_CODES["interrupted" if request == signal.SIGINT else "preempted"]
     return int(failed)
-
-
-def _figures(study: Study, ended: Ended) -> str:
-    if not ended.is_evaluated:
-        return ""
-    return "".join(f" · {name} {value_of(name, ended.metrics, ended.loss):.4g}" for name in study.metrics)

@@ -38,7 +38,7 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
     small = [*SMALL, f"data.path={corpus}"] if text else ["steps=4"]
     if words[0] in ("evaluate", "generate"):
         small = ["generate.tokens=5"]
-    elif words[0] in ("checkpoint", "diff", "runs", "recipes", "import", "completion") or "--help" in words:
+    elif words[0] in ("checkpoint", "diff", "runs", "report", "recipes", "import", "completion") or "--help" in words:
         small = []
         (place / "ds_config.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2}}')
     elif any(word.startswith("recipe=") for word in words):

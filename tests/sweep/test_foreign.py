@@ -10,7 +10,7 @@ from pathlib import Path
 import commands
 import pytest
 import yaml
-from commands import COMMAND, Forked
+from commands import COMMAND
 from killing import mentioning
 
 from dtrain.errors import WordsError
@@ -60,9 +60,13 @@ def walking(tmp_path: Path) -> dict[str, str]:
     """The environment of a command that has the sweeper."""
     (tmp_path / "plugins" / "hydra_plugins").mkdir(parents=True)
     (tmp_path / "plugins" / "hydra_plugins" / "walking.py").write_text(WALKING)
+    return environment(tmp_path / "plugins")
+
+
+def environment(*more: Path) -> dict[str, str]:
+    """Of a command whose processes see the tests' modules, and those in more folders."""
     tests = Path(__file__).parents[1]
-    paths = [tmp_path / "plugins", tests, tests.parent]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*more, tests, tests.parent)))}
 
 
 def run(place: Path, environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
@@ -124,7 +128,7 @@ def test_ten_of_thirty_jobs_fail_in_five_ways(launcher: str, tmp_path: Path) -> 
     hows = [f"none{number}" for number in range(20)] + [f"{way}{number}" for way in WAYS for number in (1, 2)]
     words = [f"model.how={','.join(hows)}", "sweep.out=s"]
     words += [f"hydra/launcher={launcher}", "sweep.workers=2"] if launcher else []
-    done = commands.run("-m", *TROUBLE, *words, cwd=tmp_path, timeout=500)
+    done = run(tmp_path, environment(), "-m", *TROUBLE, *words)
     assert done.returncode == 1, done.stderr
     results = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/result.json")]
     assert sum(result["status"] == "finished" for result in results) == 20
@@ -139,7 +143,10 @@ def test_ten_of_thirty_jobs_fail_in_five_ways(launcher: str, tmp_path: Path) -> 
 @pytest.mark.campaign("signals")
 def test_workers_save_their_jobs_when_the_command_is_asked_to_stop(tmp_path: Path) -> None:
     words = [*SMALL, "steps=20000", "seed=0,1", "sweep.out=s", "hydra/launcher=joblib", "sweep.workers=2"]
-    sweep = Forked([*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    sweep = subprocess.Popen(
+        [*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+        env=environment(),
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while len([*(tmp_path / "s").glob("*/metrics.jsonl")]) < 2:
         assert time.monotonic() < deadline

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dtrain.api import run as run
     from dtrain.checkpoint import Checkpoint as Checkpoint
     from dtrain.data.stream import Stream as Stream
+    from dtrain.errors import DtrainError as DtrainError
+    from dtrain.errors import PreflightError as PreflightError
+    from dtrain.errors import WordsError as WordsError
     from dtrain.loop.assemble import assemble as assemble
     from dtrain.loop.assemble import prepare as prepare
     from dtrain.mesh import Mesh as Mesh
@@ -29,7 +32,8 @@ _HOMES = {
     "Result": "dtrain.result",
     "Mesh": "dtrain.mesh", "assemble": "dtrain.loop.assemble", "prepare": "dtrain.loop.assemble",
     "parallelize": "dtrain.parallel.order", "clip": "dtrain.optim.clip", "Stream": "dtrain.data.stream",
-    "Checkpoint": "dtrain.checkpoint",
+    "Checkpoint": "dtrain.checkpoint", "DtrainError": "dtrain.errors", "WordsError": "dtrain.errors",
+    "PreflightError": "dtrain.errors",
 }  # fmt: skip
 """Public name -> the module that holds it."""
 __all__ = ["__version__", *_HOMES]

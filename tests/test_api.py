@@ -153,5 +153,7 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     own = ["loop=own.train", "trust=[own]"]
     whole = loss("steps=6", "out=ours")
     assert loss(*own, "steps=6", "out=whole") == whole
+    again = commands.run(*common, *words, *own, "steps=6", "out=whole", cwd=tmp_path, env=environment())
+    assert again.returncode == 0 and "already finished" in again.stdout
     assert loss(*own, "steps=3", "out=parts") != whole
     assert loss(*own, "steps=6", "out=parts") == whole

@@ -4,6 +4,7 @@ import datetime
 import faulthandler
 import os
 import queue
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -49,6 +50,7 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     store: Store
     with ExitStack() as stack:
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)  # torch sets one of its own, at each group
         watched, shared = "MASTER_ADDR" in os.environ, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if os.environ.get("LOCAL_WORLD_SIZE", "1" if world == 1 else "") == str(world):
             stack.enter_context(network.on_loopback())  # no rank is elsewhere

@@ -66,7 +66,10 @@ def sweep_of(raw: str, names: Sequence[str], most: int) -> Bounds | tuple[list[A
 
     Raises ValueError with a sentence if there is no value, or more than `most`.
     """
-    sweep: Any = OverridesParser.create().parse_override(f"key={raw}").value()
+    try:
+        sweep: Any = OverridesParser.create().parse_override(f"key={raw}").value()
+    except HydraException as error:
+        raise ValueError(f"it cannot be read: {first_line(error)}") from error
     if isinstance(sweep, IntervalSweep):
         return _bounds(sweep)
     if isinstance(sweep, Glob):

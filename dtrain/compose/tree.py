@@ -16,6 +16,7 @@ from dtrain.config.facts import about
 from dtrain.config.schema import GROUPS, LISTS, NAMED, WORDS, Config, Schema
 from dtrain.config.schema import defaults as schema_defaults
 from dtrain.config.word import Word, quote, text
+from dtrain.errors import WordsError
 from dtrain.storage import options
 from dtrain.storage.store import is_local
 
@@ -69,6 +70,8 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         from dtrain.compose.hydra import composed
 
         tree = composed([_of_files(word, vocabulary) for word in words], replaced)
+        if wrong := [*_misshapen(tree, replaced, vocabulary)]:
+            raise WordsError(*wrong)
     else:
         tree = _composed(words, replaced, vocabulary)
     late = [word for word in words if "${" in word.text]
@@ -97,6 +100,19 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         word = tree[group][key.split(".")[1]]
         config.options[group] = {word: vocabulary.node(group, word)} if word in vocabulary.options[group] else {}
     return config
+
+
+def _misshapen(tree: files.Node, replaced: Sequence[str], vocabulary: Vocabulary) -> Iterator[str]:
+    """Mistakes in the files of the chosen words."""
+    for group in GROUPS:
+        choice = vocabulary.choices[group]
+        for name in choice if isinstance(choice, list) else [choice]:
+            if name == "auto" or name not in vocabulary.options[group] or group in replaced:
+                continue
+            if group in LISTS and name not in tree[group]:
+                yield f"{group}={name}: its file has to begin with this line: # @package {group}.{name}"
+            elif "_target_" not in (tree[group][name] if group in LISTS else tree[group]):
+                yield f"{group}={name}: its file says no class. Write _target_: <package.Class> into it."
 
 
 def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from dtrain.build import build
+from dtrain.config.schema import default
 from dtrain.config.structure import fault
 from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
 from dtrain.lifecycle import failure
@@ -16,6 +17,7 @@ from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
 from dtrain.storage import lease, store
+from dtrain.storage.jsonl import clean
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """Keys that identify a run."""
@@ -46,6 +48,9 @@ def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
             raise
         if first and not store.exists(store.join(plan.out, "plan.yaml")):  # somebody removed `out` meanwhile
             _describe(plan, config)
+        if first and plan.loop != default("loop"):  # dtrain's own writes it
+            text = json.dumps(clean(result.to_dict()), indent=1)
+            store.write(store.join(plan.out, "result.json"), text.encode())
         if first and result.status == "spiked":
             _leave(plan.out, failure.of_spike(result))
     if result.status == "spiked":

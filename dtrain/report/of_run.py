@@ -57,7 +57,7 @@ def commands(url: str) -> list[tuple[str, str]]:
     return [
         ("run it again", f"python -m dtrain {again} out='<another place>'"),
         ("compare it", f"python -m dtrain diff {screen.typed(url)} '<another run>'"),
-        ("its checkpoints", f"python -m dtrain checkpoint ls {screen.typed(url)}"),
+        ("its checkpoints", f"python -m dtrain checkpoint ls {screen.typed(f'out={url}')}"),
     ]
 
 

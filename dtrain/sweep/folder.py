@@ -17,7 +17,7 @@ import yaml
 
 from dtrain.config.schema import of_scope
 from dtrain.config.structure import COUNT, TEXT, Each, fault
-from dtrain.config.word import spelling
+from dtrain.config.word import cut, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.result import SHAPE as RESULT
 from dtrain.storage import store
@@ -73,6 +73,9 @@ class Description:
         return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120).encode()
 
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -82,7 +85,7 @@ def read(root: str) -> Description | None:
     """The sweep at URL `root`; None if there is none. Raises StoreError for a damaged file or a newer format."""
     url = store.join(root, "sweep.yaml")
     try:
-        data = yaml.safe_load(store.beginning(url, LARGEST))
+        data = yaml.load(store.beginning(url, LARGEST), _Loader)
     except StoreError as error:
         if error.kind == "missing":
             return None
@@ -92,7 +95,7 @@ def read(root: str) -> Description | None:
     if isinstance(data, dict) and type(data.get("format")) is int and data["format"] > FORMAT:
         raise StoreError.during("read", url, f"format {data['format']} is of a newer dtrain", "Upgrade dtrain")
     shape = {"format": COUNT, "words": Each(TEXT, named=True), "study?": study.SHAPE}
-    wrong = fault(data, shape) or _wrong_spaces(data)
+    wrong = fault(data, shape) or _wrong_spaces(data) or study.wrong(data.get("study"))
     if wrong:
         raise StoreError.during("read", url, f"it is no sweep: {wrong}", "Remove it, or type sweep.out=<another place>")
     looks_for = Study.from_document(data["study"]) if "study" in data else Study()
@@ -101,10 +104,12 @@ def read(root: str) -> Description | None:
 
 def _wrong_spaces(data: Mapping[str, Any]) -> str:
     spaces = data.get("spaces")
-    right = isinstance(spaces, list) and all(
-        isinstance(space, dict) and all(isinstance(values, list | str) for values in space.values()) for space in spaces
-    )
-    return "" if right else "spaces is no list of keys with lists of values or intervals"
+    if not isinstance(spaces, list) or not spaces or not all(isinstance(space, dict) for space in spaces):
+        return "spaces is no list of mappings"
+    pairs = [pair for space in spaces for pair in space.items()]
+    wrong = [key for key, values in pairs if not isinstance(key, str) or not isinstance(values, list | str)]
+    empty = [key for key, values in pairs if not values]
+    return "".join([f"{cut(str(key))} in spaces has no list of values and no interval" for key in (*wrong, *empty)][:1])
 
 
 def join(root: str, asked: Description) -> Description:

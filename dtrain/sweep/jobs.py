@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -75,7 +76,10 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     ]
     swept = [word for word in given if word.sweep]
     if not swept and not problems and not proposed:
-        problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
+        likely = next((f" {shown(word)} is one text." for word in given if re.search(r"[(,]", word.text)), "")
+        problems.append(
+            f"-m: no word has several values.{likely} Type optim.lr=1e-3,3e-3 for example, or leave -m out."
+        )
     problems += _unsweepable(swept)
     places = [word for word in given if word.key in ("sweep.out", "out") and not word.sweep]
     problems += [
@@ -160,10 +164,7 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
     settings = tuple(word for word in added if word.key.startswith("sweep."))
     fixed = (*words, *(word for word in added if word not in settings))
     written = [word for word in with_spaces(words) if word.key.startswith("sweep.")]
-    number = {"sweep.trials": spelling(there.study.trials)}
-    looks_for, _ = typed(
-        [f"{key}={text}" for key, text in {**there.study.words(), **there.study.stop_words(), **number}.items()]
-    )
+    looks_for, _ = typed([f"{key}={text}" for key, text in there.study.settings().items()])
     return [
         Request(
             root,

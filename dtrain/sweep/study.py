@@ -33,6 +33,17 @@ SHAPE = {
 }  # fmt: skip
 
 
+def wrong(document: Mapping[str, Any] | None) -> str:
+    """The mistake in the study of a file that has the SHAPE; empty if there is none."""
+    if document is None:
+        return ""
+    metrics, goals, method = document["metrics"], document["goals"], document["method"]
+    if len(metrics) != len(goals) or not set(goals) <= set(GOALS):
+        return "study does not say min or max for each of its metrics"
+    compares = method != "grid" or document["stop"] != "none"
+    return f"study has {len(metrics)} metrics" if compares and len(metrics) != (1 + (method == "nsga2")) else ""
+
+
 @dataclass(frozen=True)
 class Study:
     """`metrics`: the figures to improve; `goals`: min or max, of each; `begin`: values to try first; `ahead`: a trial
@@ -66,6 +77,10 @@ class Study:
         if self.stop == "none":
             return {}
         return {"sweep.stop": self.stop, "sweep.rung": str(self.rung), "sweep.factor": str(self.factor)}
+
+    def settings(self) -> dict[str, str]:
+        """Key -> text, of all settings that stand in sweep.yaml."""
+        return {**self.words(), **self.stop_words(), "sweep.trials": spelling(self.trials)}
 
     def document(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

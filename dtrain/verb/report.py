@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from dtrain.compose import connect
+from dtrain.config.schema import default
 from dtrain.config.word import cut, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.report import of_run, of_sweep, page, runs
@@ -81,7 +82,5 @@ def _command(place: str, there: folder.Description) -> str:
     words = [f"{key}={text}" for key, text in there.words.items()]
     swept = {key: values for axes in there.spaces for key, values in axes.items()}
     words += [f"{key}={folder.typed(values)}" for key, values in swept.items()]
-    if there.study.is_search:
-        words += [f"{key}={text}" for key, text in there.study.words().items()]
-        words += [f"sweep.trials={there.study.trials}"]
+    words += [f"{key}={text}" for key, text in there.study.settings().items() if text != spelling(default(key))]
     return " ".join(["python -m dtrain -m", *(screen.typed(masked(word)) for word in [*words, f"sweep.out={place}"])])

@@ -90,8 +90,9 @@ def _finished(plan: Plan, *, say: bool) -> Result | None:
 
 def _farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
+    which = "held-out" if result.status in ("finished", "stopped") else "newest held-out"
     evaluation = "".join(
-        f", held-out {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items()
+        f", {which} {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items()
     )
     line = screen.on_one_line(
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"

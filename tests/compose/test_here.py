@@ -84,6 +84,20 @@ def test_a_file_of_words_trusts_nobody(folder: Path) -> None:
     assert compose(["optim=sly"]).trust == []
 
 
+@pytest.mark.parametrize(
+    ("group", "text", "sentence"),
+    [
+        ("hook", "_target_: mine.Pulse\n", "hook=bare: its file has to begin with this line: # @package hook.bare"),
+        ("data", "dataset: {_target_: mine.Faces}\n", "data=bare: its file says no class"),
+    ],
+)
+def test_a_word_whose_file_lacks_something_says_what(folder: Path, group: str, text: str, sentence: str) -> None:
+    (folder / "conf" / group).mkdir(exist_ok=True)
+    (folder / "conf" / group / "bare.yaml").write_text(text)
+    with pytest.raises(WordsError, match=sentence):
+        compose([f"{group}=bare"])
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf/nginx").mkdir(parents=True)
     (tmp_path / "conf/nginx/site.yaml").write_text("a: 1\n")

@@ -180,6 +180,12 @@ def test_a_search_in_a_folder_goes_on_with_the_same_words_and_more_trials_alone(
     assert folder.read(root) == both
 
 
+STUDY = (
+    "{method: grid, seed: 0, trials: null, metrics: [], goals: [], begin: [], ahead: 2, stop: halving, rung: 5, "
+    "factor: 3}"
+)
+
+
 def test_another_space_joins_a_sweep_and_other_words_do_not(tmp_path: Path) -> None:
     root = str(tmp_path)
     folder.join(root, Description({"steps": "5", "log.every": "1"}, [{"seed": [0, 1]}]))
@@ -202,6 +208,10 @@ def test_another_space_joins_a_sweep_and_other_words_do_not(tmp_path: Path) -> N
         ("format: 2\nwords: {}\nspaces: []", "format 2 is of a newer dtrain"),
         ("format: 1\nwords: {a: 1}\nspaces: []", "it is no sweep"),
         ("format: 1\nwords: {}\nspaces: {}", "spaces is no list"),
+        ("format: 1\nwords: {}\nspaces: []", "spaces is no list"),
+        ("format: 1\nwords: {}\nspaces: [{5: [1]}]", "5 in spaces has no list of values"),
+        ("format: 1\nwords: {}\nspaces: [{optim.lr: []}]", "optim.lr in spaces has no list of values"),
+        (f"format: 1\nwords: {{}}\nspaces: [{{seed: [1]}}]\nstudy: {STUDY}", "study has 0 metrics"),
         ("- 1", "it is no sweep"),
         ("{", "it is no sweep"),
     ],

@@ -13,11 +13,9 @@ import fsspec
 import pytest
 
 from dtrain.__main__ import main
-from dtrain.compose import compose
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.storage import lease
 from dtrain.verb import runs, train
-from dtrain.verb.sweep import figure
 
 WORDS = ["model=mlp", "data=synthetic", "data.samples=256", "steps=6", "logger=[]", "launcher=inline", "devices=1"]
 
@@ -320,17 +318,3 @@ def test_a_sweep_ends_with_its_runs(
     lines = lines[lines.index("runs below there") :]
     assert sorted(name.rpartition("-")[0] for name in names(lines)) == ["optim.lr-0.001", "optim.lr-0.003"]
     assert "eval_loss" in lines[2] and [line.split()[-1] for line in lines[3:]].count("optim.lr=0.003") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "metrics", "judged"),
-    [
-        ((), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_loss", 2.0)),
-        (("checkpoint.best=eval_perplexity",), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_perplexity", 7.4)),
-        ((), {}, ("training loss (no held-out data)", 3.0)),
-    ],
-)
-def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(
-    words: tuple[str, ...], metrics: dict[str, float], judged: tuple[str, float]
-) -> None:
-    assert figure(compose(words), metrics, 3.0) == judged

@@ -92,11 +92,16 @@ def _bounds(sweep: IntervalSweep) -> Bounds:
     tags = frozenset(map(str, sweep.tags))
     if unknown := tags - {"log", "int"}:
         raise ValueError(f"an interval may have the tags log and int, not {', '.join(sorted(unknown))}.")
+    whole = "int" in tags or isinstance(sweep.start, int)
     if not low < high:
         raise ValueError(f"the interval from {low:g} to {high:g} is empty.")
+    if whole and math.ceil(low) > math.floor(high):
+        raise ValueError(f"there is no integer from {low:g} to {high:g}.")
     if "log" in tags and low <= 0:
         raise ValueError("the logarithm of an interval needs a lower bound above 0.")
-    return Bounds(low, high, "int" in tags or isinstance(sweep.start, int), tags)
+    if whole:
+        low, high = float(math.ceil(low)), float(math.floor(high))
+    return Bounds(low, high, whole, tags)
 
 
 def _plain(value: Any) -> Any:

@@ -42,9 +42,9 @@ YOURS = {
     "called first with the words; runs on rank 0",
     "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it stores state, "
     "about = {'fill': 'dp_shard', 'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'}",
-    "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, "
-    "dtrain/hook/__init__.py lists the rest; a returned mapping "
-    "of names to numbers is logged as figures",
+    "hook": "has an attribute every (steps between calls) and __call__(info), called on all ranks: "
+    "info.forward(inputs) runs the model, dtrain/hook/__init__.py lists the rest; a returned mapping of names to "
+    "numbers is logged as figures",
 }
 """Group -> requirements on a user's own part, in a package that `trust` names."""
 

@@ -4,10 +4,10 @@
 dtrain -m optim.lr=1e-3,3e-3 seed=range(0,4) sweep.out=runs/s     eight runs, as many at a time as there is room for
                                                                   the same command again runs what is missing
 dtrain sweep work s3://bucket/s           take jobs of a sweep that another host began, until none is left
-dtrain sweep ls runs/s                    its jobs, as `dtrain runs` lists them; best: the best one
-dtrain sweep why runs/s                   what the jobs that failed failed of
-dtrain sweep retry runs/s [<a job> ...]   run these of them again, or all that failed
-dtrain sweep stop s3://bucket/s           have every worker, on whatever host, save its jobs and end
+dtrain sweep ls runs/s                    list its jobs, as `dtrain runs` does; best: show the best one
+dtrain sweep why runs/s                   count the jobs of each cause of failure
+dtrain sweep retry runs/s [<a job> ...]   run failed jobs again, all or those that are named
+dtrain sweep stop s3://bucket/s           ask every worker, on any host, to save its jobs and end
 """
 
 import random
@@ -30,7 +30,7 @@ from dtrain.report import facts
 from dtrain.report.runs import below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
-from dtrain.secrets import redact_arg, screen
+from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import store
 from dtrain.sweep import folder, foreign, jobs, stop, stop_request, trials
 from dtrain.sweep.drawing import sampler_of
@@ -335,7 +335,7 @@ def _why(root: str, more: Sequence[str]) -> int:
     for name, error in causes.items():
         alike.setdefault(facts.alike(error), []).append(name)
     for names in sorted(alike.values(), key=len, reverse=True):
-        screen.say(screen.on_one_line(f"{len(names)} x {cut(causes[names[0]], 300)}"))
+        screen.say(screen.on_one_line(f"{len(names)} x {cut(masked(causes[names[0]]), 300)}"))
         more_of_them = [f"    and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
         screen.say(*(f"    {cut(name)}" for name in names[:SHOWN]), *more_of_them)
     begun = sum(state.status != "new" for state in states.values())

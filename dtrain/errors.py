@@ -89,12 +89,21 @@ class RankError(DtrainError):
     """One rank failed; the message is its traceback."""
 
 
+MOST_NAMED = 1000
+"""Characters of the allowed words that an error lists."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint such as ` Did you mean strategy=fsdp?`, or all allowed words if none is similar."""
+    """A hint such as ` Did you mean strategy=fsdp?`, or all allowed words if none is similar; of very many, where they
+    are listed.
+    """
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
     near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
-    return f" Did you mean {plain[near[0]]}?" if near else f" Allowed: {', '.join(names)}."
+    if near:
+        return f" Did you mean {plain[near[0]]}?"
+    every = ", ".join(names)
+    return f" Allowed: {every}." if len(every) < MOST_NAMED else " dtrain --help lists all of them."
 
 
 def why(error: OSError) -> str:

@@ -161,7 +161,7 @@ class Sweep:
         "checkpoint.best, eval_loss, or loss if nothing is held out",
     )
     goal: Any = key(
-        "min or max or list of text or null",
+        "text or list of text or null",
         None,
         "min or max: which value of the metric is the best; of two metrics both; null: as the objective states",
     )

@@ -36,7 +36,7 @@ def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
         (["strategy=fsdp", "--help", "nodes=2"], "forward or never"),
         (["help", "optim.betas"], "optim.betas=[0.9,0.95]"),
         (["model._target_=mine.Net", "--help"], "yours: an nn.Module"),
-        (["hook", "--help"], "hook.<name>._target_=<package.name> trust=[<package>]  yours: has every"),
+        (["hook", "--help"], "hook.<name>._target_=<package.name> trust=[<package>]  yours: has an attribute every"),
         (["hook.mine._target_", "--help"], "info.forward(inputs)"),
         (["cnn", "--help"], "model.stages=3"),
         (["plan", "why", "--help"], "who set each value"),

@@ -115,12 +115,14 @@ def test_a_search_that_was_killed_again_and_again_has_the_trials_of_one_that_was
 ) -> None:
     words = [*KNOWN, *SPACE, f"sweep.search={search}", "sweep.trials=30", "sweep.parallel=3"]
     words += ["sweep.metric=[eval_loss,loss]"] if search == "nsga2" else []
+    began = time.monotonic()
     calm = commands.run("-m", *words, "sweep.out=calm", cwd=tmp_path, timeout=240)
+    seconds = time.monotonic() - began
     assert calm.returncode == 0, calm.stderr
     chance, kills = random.Random(search), 0
     while kills < 8:
         sweep = begin(tmp_path, *words, "sweep.out=killed")
-        time.sleep(chance.uniform(0.3, 4.0))
+        time.sleep(chance.uniform(0.05, 0.25) * seconds)
         os.kill(sweep.pid, signal.SIGKILL)
         sweep.communicate(timeout=60)
         kills += sweep.returncode == -signal.SIGKILL

@@ -25,6 +25,20 @@ class Counting(nn.Module):
         return self.net(inputs.flatten(1)) * self.more
 
 
+class Calling(nn.Module):
+    """Computes other numbers in each call after the first of a process."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(16, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        type(self).calls += 1
+        return self.net(inputs.flatten(1)) * (1 + 1 / type(self).calls)
+
+
 class Trouble(nn.Module):
     """Meets trouble in its third forward, in the way that `how` says, whatever number it ends with; `once`: a file that
     says it has.
@@ -76,6 +90,8 @@ def trouble(how: str) -> None:
         raise ValueError("planned")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "suspended":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "exits":
@@ -86,5 +102,5 @@ def trouble(how: str) -> None:
         os.write(1, b"\nthe end\n")
     if how == "forks" and not os.fork():
         time.sleep(600)
-    if how == "slow":
+    if how == "hangs":
         time.sleep(600)

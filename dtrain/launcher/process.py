@@ -22,6 +22,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.cluster import network
 from dtrain.secrets import screen
+from dtrain.storage import store
 
 STORE_SECONDS = 10.0
 """A store process that does not listen after this time is killed."""
@@ -211,6 +212,20 @@ def claim(scratch: Path, by: str = "lock") -> int:
             if (folder / by).exists() and (folder / by).stat().st_ino == os.fstat(handle).st_ino:
                 return handle
             os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A private folder on the local disk, removed at the end of the context; or by a later run, once this process and
+    all that it forked have been killed.
+    """
+    folder = store.scratch(prefix)
+    handle = claim(folder, "command")
+    try:
+        yield folder
+    finally:
+        remove(folder)
+        os.close(handle)
 
 
 def remove_stale(ours: Path) -> None:

@@ -2,11 +2,13 @@
 seconds.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config import environment
 from dtrain.result import OF_THE_MACHINE
 from dtrain.storage import store
 
@@ -27,7 +29,8 @@ class TensorBoard:
 
     def __init__(self, *, out: str, steps: int) -> None:
         self._url = store.join(out, "tensorboard")
-        self._scratch = None if store.is_local(self._url) else store.scratch("tensorboard")
+        there = os.environ.get(environment.REPORTS)
+        self._scratch = None if store.is_local(self._url) else store.scratch("tensorboard", inside=there)
         self._folder = store.local_path(self._url) if self._scratch is None else self._scratch
         self._writer: Any = None
         self._put, self._step = time.monotonic(), 0

@@ -7,26 +7,21 @@ Its output comes back over a pipe. A child ends with the zygote and so with the 
 command then runs what is missing. Who may write a job is decided by the lease of its run alone.
 """
 
-import json
 import math
 import os
 import selectors
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain import secrets
 from dtrain.errors import StoreError, WordsError, first_line
-from dtrain.launcher import zygote
-from dtrain.launcher.zygote import Child
+from dtrain.launcher import process
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.report.facts import alike
@@ -37,9 +32,10 @@ from dtrain.sweep.folder import Job
 from dtrain.sweep.live import Display
 from dtrain.sweep.log import Log
 from dtrain.sweep.proposer import Ended, Proposer
+from dtrain.sweep.running import Running, start
 from dtrain.sweep.space import label
 
-AGAIN = ("memory", "killed", "exited", "lost", "storage", "gpu", "timeout")
+AGAIN = ("memory", "killed", "exited", "hung", "lost", "storage", "gpu", "timeout")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
 """Between two looks at the jobs that other workers run, and for a request to stop."""
@@ -57,19 +53,6 @@ class Decided:
     plan: Plan
     config: str
     environment: Mapping[str, str]
-
-
-@dataclass
-class Running:
-    """A job in its slot."""
-
-    job: Job
-    slot: int
-    child: "Child | subprocess.Popen[bytes]"
-    scratch: Path
-    log: Log
-    began: float
-    microbatch: int
 
 
 @dataclass
@@ -108,7 +91,8 @@ class Engine:
         self._asked, self._began = 0, time.time()
         self._request, self._looked_for_request = 0, time.monotonic()
         """The newest request to stop before this worker began, and when it looked for a newer one."""
-        self._scratch = store.scratch("sweep")
+        self._watched = 0.0
+        """When it was last looked whether jobs are suspended."""
 
     def run(self) -> None:
         """Returns when every job that the proposer gives is finished or has failed for good, or when the sweep was
@@ -116,18 +100,19 @@ class Engine:
         """
         signals.listen()
         self._request = stop_request.newest(self.root)
-        try:
-            while self._running or (self._may_begin() and self.is_something_left()):
-                self._look_for_request()
-                self._look_elsewhere()
-                self._fill()
-                self._listen()
-                self._pass_on()
-                self.display.tick(self._running.values())
-        finally:
-            self._end_all()
-            self._selector.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        with process.scratch("sweep") as self._scratch:
+            try:
+                while self._running or (self._may_begin() and self.is_something_left()):
+                    self._look_for_request()
+                    self._look_elsewhere()
+                    self._fill()
+                    self._listen()
+                    self._watch()
+                    self._pass_on()
+                    self.display.tick(self._running.values())
+            finally:
+                self._end_all()
+                self._selector.close()
 
     def _over(self) -> bool:
         return bool(signals.stop_request()) or (self.stop_at_failure and bool(self.failed))
@@ -218,14 +203,17 @@ class Engine:
             decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch)
         )  # fmt: skip
         try:
-            child = _fork(arguments, self.modules) or _start(arguments)
+            child = start(arguments, self.modules)
         except OSError:
             log.close(keep=False)
             raise
         self._free.remove(slot)
         self._troubles = 0
         self._tries[job.name] += 1
-        running = Running(job, slot, child, scratch, log, time.monotonic(), decided.plan.batch.microbatch)
+        plan = decided.plan
+        running = Running(
+            job, slot, child, scratch, log, time.monotonic(), plan.batch.microbatch, plan.backend["timeout"]
+        )
         self._running[slot] = running
         self._selector.register(log, selectors.EVENT_READ, running)
         if hasattr(os, "pidfd_open"):  # elsewhere the end of its output is its end
@@ -248,10 +236,17 @@ class Engine:
         for running in self._running.values():
             running.log.publish()
 
+    def _watch(self) -> None:
+        """Look whether jobs give a sign of life, every second in which this process is not suspended itself."""
+        if time.monotonic() - self._watched > TICK_SECONDS:
+            self._watched = time.monotonic()
+            for running in self._running.values():
+                running.look(TICK_SECONDS)
+
     def _end(self, running: Running) -> None:
         with suppress(ProcessLookupError):
             os.killpg(running.child.pid, signal.SIGKILL)  # what it forked
-        ended = _outcome(running.scratch, running.child.wait())
+        ended = running.outcome(self.root)
         with suppress(KeyError, ValueError):
             self._selector.unregister(running.log)
         running.log.close(keep=ended.kind != "lease")
@@ -259,7 +254,7 @@ class Engine:
         del self._running[running.slot]
         self._free.append(running.slot)
         job = running.job
-        if ended.kind in ("killed", "exited"):
+        if ended.kind in ("killed", "exited", "lost"):
             self._write_cause(job, ended)
         if ended.kind == "lease":
             self._since[job.name] = time.monotonic()
@@ -328,6 +323,7 @@ class Engine:
             for running in self._running.values():
                 with suppress(ProcessLookupError):
                     os.kill(running.child.pid, number)
+                    os.kill(running.child.pid, signal.SIGCONT)  # one that is suspended saves too
 
     def _end_all(self) -> None:
         for running in self._running.values():
@@ -336,37 +332,6 @@ class Engine:
             running.child.wait()
             running.log.close(keep=True)
         self._running.clear()
-
-
-def _fork(arguments: Sequence[Any], modules: Sequence[str]) -> Child | None:
-    """A child of the zygote, which has imported `modules`; None if there is none."""
-    zygote.begin()
-    zygote.prepare("dtrain.sweep.job.prepare", modules)
-    return zygote.fork("dtrain.sweep.job.run", *arguments)
-
-
-def _start(arguments: Sequence[Any]) -> "subprocess.Popen[bytes]":
-    """A new interpreter, where no zygote can be forked: this process has threads."""
-    code = (
-        "import json, sys; from dtrain.launcher import process; process.die_with(int(sys.argv[1])); "
-        "from dtrain.sweep.job import run; run(*json.load(sys.stdin))"
-    )
-    command = [sys.executable, "-c", code, str(os.getpid())]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    assert child.stdin
-    with suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(json.dumps(arguments).encode())
-    return child
-
-
-def _outcome(scratch: Path, code: int) -> Ended:
-    try:
-        return Ended(**json.loads((scratch / "outcome.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        pass
-    if code < 0:
-        return Ended("failed", 1, "killed", f"its process was killed by {signal.Signals(-code).name}")
-    return Ended("failed", 1, "exited", f"its process ended with exit code {code} and without a word")
 
 
 def summary(failed: Iterable[Ended]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dtrain.config.schema import of_scope
-from dtrain.config.structure import COUNT, TEXT, Each, fault
+from dtrain.config.structure import COUNT, NUMBER, TEXT, Each, fault
 from dtrain.config.word import cut, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.result import SHAPE as RESULT
@@ -28,6 +28,8 @@ FORMAT = 1
 """Of sweep.yaml; a larger number was written by a newer dtrain."""
 LARGEST = 16 << 20
 """The most bytes of sweep.yaml."""
+FAILURE = {"kind?": TEXT, "error?": TEXT, "time?": NUMBER, "tries?": COUNT}
+"""The part of failure.json that a sweep uses."""
 STREAMS = 32
 """Results that are read at a time, elsewhere."""
 
@@ -227,12 +229,12 @@ def failures(root: str) -> dict[str, Mapping[str, Any]]:
 
 
 def failure(root: str, name: str) -> Mapping[str, Any]:
-    """failure.json of a job; empty if there is none, or it cannot be read."""
+    """failure.json of a job; empty if there is none, or it is damaged."""
     try:
         facts = json.loads(store.beginning(store.join(root, name, "failure.json"), LARGEST))
     except (StoreError, ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return {} if fault(facts, FAILURE) else facts
 
 
 def _each(root: str, names: Sequence[str]) -> Iterable[Mapping[str, Any] | None]:

@@ -23,7 +23,7 @@ class Log:
     def __init__(self, path: Path, url: str) -> None:
         os.mkfifo(path, 0o600)
         self._url, self._descriptor = url, os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self._head, self._tail, self._dropped = b"", b"", 0
+        self._head, self._tail, self._dropped = b"", bytearray(), 0
         self._written, self._dirty = time.monotonic(), False
 
     def fileno(self) -> int:
@@ -41,12 +41,12 @@ class Log:
         self._tail += rest
         if len(self._tail) > 2 * TAIL:
             self._dropped += len(self._tail) - TAIL
-            self._tail = self._tail[-TAIL:]
+            del self._tail[:-TAIL]
         return bool(data)
 
     def newest(self, begin: bytes) -> str:
         """The newest whole line that begins with `begin`; empty if there is none near the end of the output."""
-        lines = (self._tail or self._head)[-NEAR:].split(b"\n")[:-1]
+        lines = bytes((self._tail or self._head)[-NEAR:]).split(b"\n")[:-1]
         return next((line.decode(errors="replace") for line in reversed(lines) if line.startswith(begin)), "")
 
     def publish(self) -> None:

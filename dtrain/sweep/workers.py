@@ -59,19 +59,19 @@ def work(_: Any, words: Sequence[str], watch: Watch | None) -> tuple[int, str]:
 
 
 class Workers:
-    """Runs the jobs of a sweep by workers. `launch` starts them, waits for them and returns what `work` returned in
-    each; `jobs` gives the jobs so far, `ended` is called when one is over.
+    """Runs the jobs of a sweep by workers. `launch` starts them, with a file that is there until they are asked to
+    stop, waits for them and returns what `work` returned in each; `jobs` gives the jobs so far, `ended` is called when
+    one is over.
     """
 
     def __init__(
         self,
         root: str,
-        launch: Callable[[], Iterable[tuple[int, str]]],
+        launch: Callable[[Path], Iterable[tuple[int, str]]],
         jobs: Callable[[], Sequence[Job]],
-        wanted: Path,
         ended: Callable[[Job, Ended, float], None],
     ) -> None:
-        self._root, self._launch, self._jobs, self._wanted, self._tell = root, launch, jobs, wanted, ended
+        self._root, self._launch, self._jobs, self._tell = root, launch, jobs, ended
         self.finished, self.failed, self.stopped = list[str](), dict[str, Ended](), list[str]()
         self._done: set[str] = set()
         self._error: Exception | None = None
@@ -81,15 +81,16 @@ class Workers:
         """Returns when all workers have ended. Raises what the launcher raises."""
         signals.listen()
         self._done = {name for name, state in self._states().items() if state.status == "finished"}
-        self._wanted.touch()
-        thread = threading.Thread(target=self._wait, name="dtrain-workers", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(LOOK_SECONDS)
-            if signals.stop_request():
-                self._wanted.unlink(missing_ok=True)
-            self._look()
-        self._wanted.unlink(missing_ok=True)
+        with process.scratch("workers") as scratch:
+            wanted = scratch / "wanted"
+            wanted.touch()
+            thread = threading.Thread(target=self._wait, args=[wanted], name="dtrain-workers", daemon=True)
+            thread.start()
+            while thread.is_alive():
+                thread.join(LOOK_SECONDS)
+                if signals.stop_request():
+                    wanted.unlink(missing_ok=True)
+                self._look()
         if self._error:
             raise self._error
         self._look(last=True)
@@ -97,9 +98,9 @@ class Workers:
     def is_something_left(self) -> bool:
         return any(job.name not in self._done and job.name not in self.failed for job in self._jobs())
 
-    def _wait(self) -> None:
+    def _wait(self, wanted: Path) -> None:
         try:
-            self._results = [*self._launch()]
+            self._results = [*self._launch(wanted)]
         except Exception as error:  # a launcher raises what it likes
             self._error = error if isinstance(error, WordsError) else WordsError(f"hydra/launcher: {first_line(error)}")
 
@@ -140,8 +141,6 @@ def workers(
 ) -> Workers:
     """Workers that a launcher of Hydra's starts. Those of this host share its slots and end with this command."""
     root, number = request.root, judged.config.sweep.workers
-    wanted = store.scratch("workers") / "wanted"
-    watch = None if hydras.is_queue else Watch(os.getpid(), str(wanted))
     parallel = judged.config.sweep.parallel if hydras.is_queue else max(1, judged.slots // (number or 1))
     words = [
         str(store.local_path(root).resolve()) if store.is_local(root) else root,
@@ -155,5 +154,8 @@ def workers(
         drawn = trials.every(root, request.space) if judged.study.is_search else ()
         return [Job(trial.values, (), trial.job) for trial in drawn] or every
 
-    worker = functools.partial(work, words=words, watch=watch)
-    return Workers(root, lambda: launch(hydras, worker, number), listed, wanted, ended)
+    def started(wanted: Path) -> Iterable[tuple[int, str]]:
+        watch = None if hydras.is_queue else Watch(os.getpid(), str(wanted))
+        return launch(hydras, functools.partial(work, words=words, watch=watch), number)
+
+    return Workers(root, started, listed, ended)

@@ -7,10 +7,8 @@ import zlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from dtrain.cluster.network import PORTS
 from dtrain.errors import PreflightError
-
-PORTS = range(20000, 32000)
-"""Below the ephemeral ports."""
 
 NUMBER = re.compile(r"[0-9]{1,9}")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")

@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import os
+import random
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,10 @@ HOW = (
 )
 
 
+PORTS = range(20000, 32000)
+"""Below the ephemeral ports, which any connection may take."""
+
+
 def endpoint(address: str) -> tuple[str, int]:
     """Host and port of <host>:<port>. Raises ValueError."""
     host, _, port = address.rpartition(":")
@@ -26,6 +31,36 @@ def endpoint(address: str) -> tuple[str, int]:
     if _is_every(host):
         raise ValueError(f"{address} means all interfaces of this host; other hosts need the address of one")
     return host, int(port)
+
+
+def meeting(address: str | None) -> str:
+    """<host>:<port> where a run can be served. A missing port, or 0, is one that is free now; without an address, the
+    host is that of `outward`. Raises ValueError for no address, and OSError if it cannot be listened at.
+    """
+    host, port = endpoint(listening(address or outward()))
+    if not port:
+        for port in random.sample(PORTS, 100):
+            with contextlib.suppress(OSError), listen(host, port):
+                break
+        else:
+            listen(host, 0).close()  # the reason, if it is the host
+            raise OSError(f"no port of {PORTS.start} to {PORTS.stop - 1} is free")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening(address: str) -> str:
+    """`address` with port 0, any that is free, if it has none."""
+    return address if ":" in address and not address.endswith("]") else f"{address}:0"
+
+
+def outward(towards: str = "192.0.2.1") -> str:
+    """The IPv4 address of this host on its way to `towards`, by default to other networks. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))
+            return str(probe.getsockname()[0])
+        except OSError:  # no network: the nodes are processes of this host
+            return "127.0.0.1"
 
 
 def _is_every(host: str) -> bool:

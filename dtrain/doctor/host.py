@@ -44,7 +44,7 @@ def door(case: Case) -> Iterable[Finding]:
     if not address:
         return
     try:
-        host, port = network.endpoint(str(address))
+        host, port = network.endpoint(network.listening(str(address)))
         network.listen(host, port).close()
         yield Finding("address", "ok", f"{address} can be opened for nodes of other hosts")
     except (OSError, ValueError) as error:

@@ -1,9 +1,14 @@
-"""Launchers start the ranks: they own processes and restarts, and know nothing of models."""
+"""Launchers start the ranks: they own processes and restarts, and know nothing of models.
+
+An engine (ssh, mpirun, a cluster's scheduler) is a launcher that starts one process per node: dtrain's agent, which
+joins the run's server. The server, rounds, restarts and the ranks themselves are the same under every engine
+(dtrain/launcher/local). docs/engines.md shows how one is written.
+"""
 
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,12 +19,36 @@ from dtrain.result import Result
 
 
 class Launcher(Protocol):
-    def command(self, plan: Plan) -> str:
-        """The command that `plan` prints."""
+    def describe(self, plan: Plan) -> str:
+        """The command, script or manifest that starts the ranks, as `dtrain plan` prints it. Nothing is looked up."""
         ...
 
     def launch(self, plan: Plan) -> Result:
         """Run the plan's loop on every rank. Raises RankError with the traceback of the first rank to fail."""
+        ...
+
+
+class Engine(Launcher, Protocol):
+    """Starts one process for each node. `launch` serves the run (`dtrain.launcher.local.attached.launch`), which calls
+    the other methods, all from one thread of the command.
+    """
+
+    def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Execute `command` on each of these nodes, in a folder with the same code, and return at once. It is called
+        again for nodes whose process has ended.
+
+        `environment`: variables to set beside those that are there. They hold the run's secret: they may pass through
+        an environment or a standard input, never through arguments or a file that others can read. Raises
+        PreflightError, with the problems of all nodes, if the run cannot be started.
+        """
+        ...
+
+    def alive(self) -> Collection[int]:
+        """The nodes whose process was started and has not ended, as far as this host can tell."""
+        ...
+
+    def stop(self) -> None:
+        """End the processes of all nodes, and return when they have ended."""
         ...
 
 

@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 
 
 class External:
-    def command(self, plan: Plan) -> str:
+    def describe(self, plan: Plan) -> str:
         return f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.devices} -m dtrain <the same words>"
 
     def launch(self, plan: Plan) -> Result:

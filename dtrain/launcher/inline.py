@@ -13,7 +13,7 @@ VARIABLES = (
 
 
 class Inline:
-    def command(self, plan: Plan) -> str:
+    def describe(self, plan: Plan) -> str:
         return "this process"
 
     def launch(self, plan: Plan) -> Result:

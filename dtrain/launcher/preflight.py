@@ -12,7 +12,7 @@ from pathlib import Path
 from dtrain import secrets
 from dtrain.build import build
 from dtrain.cluster import detect, network
-from dtrain.config.facts import about
+from dtrain.config.facts import about, fact
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher.run import described
@@ -49,8 +49,8 @@ def _machine(plan: Plan) -> Iterable[str]:
 
 def _gpus(plan: Plan) -> Iterable[str]:
     """Nodes that are all on this host share its GPUs."""
-    nodes = (plan.launcher["here"] or plan.nodes) if "here" in plan.launcher else 1
-    if plan.device == "cpu" or nodes == 1:
+    nodes = plan.nodes if fact(plan.launcher, "here", 1) is None else fact(plan.launcher, "here", 1)
+    if plan.device == "cpu" or nodes <= 1:
         return
     there = detect().gpus
     if nodes * plan.devices > there:
@@ -121,7 +121,7 @@ def _address(plan: Plan) -> Iterable[str]:
     if not address:
         return
     try:
-        host, _ = network.endpoint(str(address))
+        host, _ = network.endpoint(network.listening(str(address)))
     except ValueError as error:
         yield f"launcher.address={error}. Type launcher.address=<an address of this host>:<a free port>."
         return

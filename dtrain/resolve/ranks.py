@@ -66,7 +66,7 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             f"launcher={word}: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 "
             f"-m dtrain launcher={word}"
         )
-    if cluster.external and cluster.external.world > 1 and where == "here":
+    if cluster.external and cluster.external.world > 1 and where in ("here", "elsewhere"):
         raise WordsError(
             f"launcher={word}: this process is one of {cluster.external.world} ranks already, each would train the "
             "whole run. Leave launcher out."

@@ -110,7 +110,7 @@ def _forwards(batch: BatchShape) -> str:
 def _launch(plan: Plan) -> str:
     """The launch command, or why this machine cannot run it."""
     missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
-    return f"not from here: {missing}" if missing else build(plan.launcher).command(plan)
+    return f"not from here: {missing}" if missing else build(plan.launcher).describe(plan)
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:

@@ -114,6 +114,10 @@ HELD = {
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
+    "engines.md": {
+        '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/test_engine.py runs it",
+        "_target_": "the same",
+    },
     "getting-started.md": {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
@@ -157,10 +161,10 @@ def test_each_block_of_code_is_held_by_a_test(page: Path) -> None:
 
 def test_the_examples_of_parts_are_those_of_the_kit() -> None:
     """Each block begins its file; what follows in it is there for tests alone."""
-    page = (ROOT / "docs/own-parts.md").read_text()
-    shown = dict(re.findall(r"```\w+ ([\w/.]+)\n(.*?)```", page, re.DOTALL))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("own-parts.md", "engines.md"))
+    shown = dict(re.findall(r"```\w+ ([\w/.]+)\n(.*?)```", pages, re.DOTALL))
     assert {Path(name).stem for name in shown} == {
-        "saw",
+        *("saw", "processes"),
         *(path.stem for path in (ROOT / "tests/outside/kit").glob("[a-z]*.py")),
     }
     for name, text in shown.items():

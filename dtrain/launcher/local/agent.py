@@ -3,9 +3,10 @@ lost the server.
 
 The server forks the agents of its own host. On another host, in the same folder:
 
-    python -m dtrain.launcher.local.agent <host>:<port> [seconds to wait for it]
+    python -m dtrain.launcher.local.agent <host>:<port> [seconds to wait for it] [-]
 
 Both need the same DTRAIN_SECRET in their environment, which never crosses the network; on one host it is not needed.
+With `-` further variables are read from standard input: a line of JSON.
 """
 
 import base64
@@ -31,7 +32,7 @@ from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
-from dtrain.launcher.warm import UnforkableError, warm
+from dtrain.launcher.warm import UnforkableError, load, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
@@ -303,6 +304,7 @@ def join(address: str, wait: float, cold: str = "") -> None:
                     since = float("inf")
                     return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
             except ConnectionError as error:
+                load()  # while the server does the same
                 if since == float("inf"):
                     screen.complain(f"{error}; the ranks of this node have ended, looking for the server again")
                 since = min(since, time.monotonic())
@@ -348,6 +350,9 @@ if __name__ == "__main__":
     screen.outlive_readers()
     secrets.guard()
     cold = os.environ.pop(COLD, "")
+    if sys.argv[-1] == "-":
+        os.environ.update(json.loads(sys.stdin.readline()))
+        sys.argv.pop()
     try:
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)
     except UnforkableError as error:

@@ -29,6 +29,7 @@ from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.local.node import Node
 from dtrain.launcher.local.restarts import RestartLog
+from dtrain.launcher.local.started import unstarted
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.secrets import screen
@@ -81,6 +82,7 @@ class Rounds:
         self._selector = selectors.DefaultSelector()
         self._door: Door | None = None
         self._waker = process.waker()
+        self._unstarted = unstarted(self.scratch)
 
     def run(self) -> None:
         """Returns when the run is over, with its outcome in <scratch>/over.json."""
@@ -244,6 +246,8 @@ class Rounds:
             self._over(None)
         elif self.log.restarts > self.restarts:
             self._over("its agents end again and again")
+        elif self._unstarted.exists() and len(slots) < self._fewest:
+            self._over(f"{self.log.reason or 'the run cannot begin'}; {self._unstarted.read_text()}")
         elif len(slots) == self.plan.nodes or (len(slots) >= self._fewest and waited > short):
             self._begin(slots)
         elif waited > self.wait:

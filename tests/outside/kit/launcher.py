@@ -11,10 +11,10 @@ from dtrain.result import Result
 class Noted:
     about: ClassVar = {"where": "here"}
 
-    def command(self, plan: Plan) -> str:
+    def describe(self, plan: Plan) -> str:
         return f"noted, {plan.world} ranks"
 
     def launch(self, plan: Plan) -> Result:
         Path(plan.out).mkdir(parents=True, exist_ok=True)
-        (Path(plan.out) / "noted").write_text(self.command(plan))
+        (Path(plan.out) / "noted").write_text(self.describe(plan))
         return Local(restarts=0, silence=15.0, wait=60.0, address=None, here=None).launch(plan)

@@ -161,7 +161,7 @@ CUDA = {
         "resolve/auto.py:_budget", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
-    "what a user's module or a caller of run may have started": ("launcher/local/__init__.py:_refuse_cuda", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
+    "what a user's module or a caller of run may have started": ("launcher/local/attached.py:_refuse_cuda", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip
 REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}
 """Kind -> reason -> places"""

@@ -115,7 +115,7 @@ HELD = {
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
-        '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/test_engine.py runs it",
+        '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
         "_target_": "the same",
     },
     "getting-started.md": {

@@ -12,7 +12,7 @@ from commands import COMMAND, Forked
 from killing import descendants, leavings
 from launching import WORDS, free_port, mentioning, steps_of, wait_for_step
 
-KIT = Path(__file__).parents[1] / "outside"
+KIT = Path(__file__).parents[2] / "outside"
 SLOW = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.05", "nodes=2", "devices=1", "batch=8")
 
 
@@ -24,7 +24,7 @@ class Begun:
         if not folder.exists():
             shutil.copytree(KIT, folder, ignore=shutil.ignore_patterns("__pycache__"))
         scratch.mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[1]}", "TMPDIR": str(scratch)}
+        env = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", "TMPDIR": str(scratch)}
         env.pop("DTRAIN_SECRET", None)
         self.address = f"127.0.0.1:{free_port()}"
         own = ["model=mlp", "trust=[launching,kit]", f"launcher={launcher}"]

@@ -1,0 +1,149 @@
+"""Plants the faults of planting.yaml in a copy of the tree, one at a time, and says which tests notice.
+
+    python -m tests.planting                       every fault
+    python -m tests.planting loop optim/muon.py    those of these folders and modules
+    python -m tests.planting loop --rounds near    a part of the rounds
+
+First (near) the tests of the fault's own folder run, then (reached) the others of the default tier that a change of its
+module reaches, then (campaigns) those of that tier. What they name is run once more without a fault. Exit code 1: a fault went unnoticed, or such a test fails anyway.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_suffix(".yaml")
+SECONDS = 240.0
+"""Time for the tests of a fault in each of the three rounds."""
+ROUNDS = ("near", "reached", "campaigns")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`before` stands once in `module`, a path below dtrain/, and becomes `after`. `loses`: what a user would lose; `unseen`: why nobody can notice."""
+
+    module: str
+    before: str
+    after: str
+    loses: str
+    unseen: str = ""
+
+    def planted(self, source: str) -> str:
+        """The module with the fault. Raises ValueError unless `before` stands in it once."""
+        if source.count(self.before) != 1:
+            raise ValueError(f"{self.module} has {self.before!r} {source.count(self.before)} times")
+        return source.replace(self.before, self.after)
+
+
+def faults() -> list[Fault]:
+    return [Fault(**row) for row in yaml.safe_load(TABLE.read_text())]
+
+
+def tests_of(module: str, round: str) -> list[str]:
+    """The test files of a round: those in the folder of the module, that of its name first, or all others that reach it."""
+    from changed import is_reached
+
+    path = Path(module)
+    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda each: each.stem != f"test_{path.stem}")
+    folder, mirror = ROOT / "tests" / path.parent, ROOT / "tests" / path.parent.parent / f"test_{path.parent.name}.py"
+    near = [each for each in files if (each.parent == folder and path.parent.name) or each == mirror]
+    near += [] if path.parent.name else [folder / f"test_{path.stem}.py"]
+    near = [each for each in near if each.exists()]
+    reached = [each for each in files if is_reached(each, [f"dtrain/{module}"])]
+    chosen = {"near": near, "reached": [each for each in reached if each not in near], "campaigns": [*near, *reached]}
+    return [str(each.relative_to(ROOT)) for each in dict.fromkeys(chosen[round])]
+
+
+def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The end of pytest in the copy (passed, failed or late), and the names of the tests that failed."""
+    command = [sys.executable, "-m", "pytest", "--tb=no", "-rfE", "--workers", "2", *words]
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=copy, env=env, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            code = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        lines = output.read().splitlines()
+    names = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")) and "::" in line]
+    if code is None:
+        return "late", names
+    if code in (0, 5):  # 5: there are no tests of this tier
+        return "passed", names
+    return "failed", names or [lines[-1] if lines else f"exit code {code}"]
+
+
+def search(copy: Path, chosen: Sequence[Fault], rounds: Sequence[str]) -> Iterator[tuple[Fault, str, list[str]]]:
+    """(fault, the round in which it was caught or "missed", the tests that failed): the near tests of all faults first."""
+    left = list(chosen)
+    for round in rounds:
+        for fault in list(left):
+            began, path = time.monotonic(), copy / "dtrain" / fault.module
+            words = tests_of(fault.module, round) + (["-m", "campaign and not slow"] if round == "campaigns" else [])
+            source = path.read_text()
+            path.write_text(fault.planted(source))
+            try:
+                end, names = run(copy, ["-x", *words]) if words else ("passed", [])
+            finally:
+                path.write_text(source)
+            print(
+                f"{round:<9} {end:<7} {time.monotonic() - began:4.0f} s  {fault.module}: {fault.before[:50]!r}  {' '.join(names)}",
+                flush=True,
+            )
+            if end == "failed":
+                left.remove(fault)
+                yield fault, round, names
+    for fault in left:
+        yield fault, "missed", []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help="folders and modules below dtrain/; all if there are none")
+    parser.add_argument("--rounds", nargs="+", choices=ROUNDS, default=ROUNDS)
+    asked = parser.parse_args()
+    chosen = [
+        each
+        for each in faults()
+        if not asked.modules or any(f"{each.module}/".startswith(f"{name}/") for name in asked.modules)
+    ]
+    with tempfile.TemporaryDirectory(prefix="dtrain-planting-") as folder:
+        copy = Path(folder) / "tree"
+        # the test of the table would notice them all
+        shutil.copytree(
+            ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "outputs", "runs", "test_planting.py")
+        )
+        results = [*search(copy, chosen, asked.rounds)]
+        names = sorted({name for _, _, names in results for name in names if "::" in name})
+        _, wrong = run(copy, names) if names else ("passed", [])
+    for round in (*asked.rounds, "missed"):
+        print(f"{sum(each == round for _, each, _ in results):3} {round}")
+    missed = [fault for fault, round, _ in results if round == "missed" and not fault.unseen]
+    for fault in missed:
+        print(f"nobody notices {fault.module}: {fault.before!r}. A user would lose {fault.loses}")
+    for name in wrong:
+        print(f"{name} fails without a fault too")
+    return 1 if missed or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    sys.exit(main())

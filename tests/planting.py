@@ -55,14 +55,13 @@ def tests_of(module: str, round: str) -> list[str]:
     from changed import is_reached
 
     path = Path(module)
-    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda each: each.stem != f"test_{path.stem}")
-    folder, mirror = ROOT / "tests" / path.parent, ROOT / "tests" / path.parent.parent / f"test_{path.parent.name}.py"
-    near = [each for each in files if (each.parent == folder and path.parent.name) or each == mirror]
-    near += [] if path.parent.name else [folder / f"test_{path.stem}.py"]
-    near = [each for each in near if each.exists()]
-    reached = [each for each in files if is_reached(each, [f"dtrain/{module}"])]
-    chosen = {"near": near, "reached": [each for each in reached if each not in near], "campaigns": [*near, *reached]}
-    return [str(each.relative_to(ROOT)) for each in dict.fromkeys(chosen[round])]
+    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda each: (each.stem != f"test_{path.stem}", each))
+    room = path.parts[0].removesuffix(".py")
+    near = [each for each in files if (ROOT / "tests" / room) in each.parents or each.name == f"test_{room}.py"]
+    if round != "near":
+        reached = [each for each in files if is_reached(each, [f"dtrain/{module}"])]
+        near = [*near, *reached] if round == "campaigns" else [each for each in reached if each not in near]
+    return [str(each.relative_to(ROOT)) for each in dict.fromkeys(near)]
 
 
 def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:

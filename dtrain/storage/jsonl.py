@@ -312,4 +312,6 @@ def _step(line: bytes) -> float:
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     return {key: _finite(item) for key, item in value.items()} if isinstance(value, Mapping) else value

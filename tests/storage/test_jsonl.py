@@ -136,9 +136,9 @@ def test_rows_are_whole_however_many_threads_make_them_last(tmp_path: Path) -> N
 
 def test_numbers_without_a_word_in_json_become_null(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path / "rows.jsonl"))
-    journal.append({"loss": float("nan"), "norm": float("inf"), "deep": {"x": float("-inf")}, "step": 1})
+    journal.append({"loss": float("nan"), "norm": float("inf"), "deep": {"x": [float("-inf"), 2]}, "step": 1})
     journal.close()
-    assert rows(str(tmp_path / "rows.jsonl")) == [{"loss": None, "norm": None, "deep": {"x": None}, "step": 1}]
+    assert rows(str(tmp_path / "rows.jsonl")) == [{"loss": None, "norm": None, "deep": {"x": [None, 2]}, "step": 1}]
     assert "NaN" not in (tmp_path / "rows.jsonl").read_text()
 
 

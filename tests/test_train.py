@@ -158,6 +158,14 @@ def test_the_same_mesh_resumes_bit_for_bit(reference: tuple[Path, Path], tmp_pat
         assert torch.equal(weights(tmp_path)[name], tensor), name
 
 
+def test_the_time_of_a_run_counts_from_its_first_start(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], "stop_after=11"))
+    url, commit = find(str(tmp_path))
+    (Path(url) / commits.NAME).unlink()
+    commits.write(url, {**commit, "facts": {**commit["facts"], "seconds": 1e6}})
+    assert run(plan(tmp_path, reference[1])).wall_seconds > 1e6
+
+
 def test_rows_written_after_the_last_checkpoint_are_replaced(reference: tuple[Path, Path], tmp_path: Path) -> None:
     run(plan(tmp_path, reference[1], "stop_after=5"))
     journal = tmp_path / "metrics.jsonl"

@@ -1,15 +1,18 @@
 """float16 with a dynamic loss scale: an overflow costs one step, on all ranks alike."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, few_steps, on_mesh
+from small import PARTS, STRATEGIES, few_steps, on_mesh, plan
 
 from dtrain.mesh import Mesh
 from dtrain.precision import LossScale
 from dtrain.precision.fp16 import build
+from dtrain.train import train
 
 FP16: dict[str, Any] = PARTS | {
     "precision": {"_target_": "dtrain.precision.fp16.build", "scale": 1024.0, "growth": 2000}
@@ -65,6 +68,19 @@ def test_it_learns_nearly_the_same_on_two_ranks(strategy: str, axis: str) -> Non
     one, two = ranks(2, few_steps, FP16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
     assert one["losses"] == two["losses"] == pytest.approx(reference["losses"], rel=1e-4)
     assert one["norms"] == two["norms"] == pytest.approx(reference["norms"], rel=1e-2)
+
+
+def test_a_split_sequence_has_the_gradients_of_a_whole_one(tmp_path: Path) -> None:
+    words = (
+        "precision=fp16", "optim=sgd", "data=synthetic", "data.samples=32", "data.sequence=8", "batch=4", "steps=2", "logger=[]", "hook=[]",
+        "model=gpt", "model.layers=1", "model.width=16", "model.heads=2",
+    )  # fmt: skip
+    norms = []
+    for split in ((), ("strategy=ddp", "devices=2", "mesh.cp=2")):
+        asked = plan(*words, *split, f"out={tmp_path / str(len(split))}")
+        ranks(asked.world, train, asked)
+        norms.append([json.loads(row)["norm"] for row in Path(asked.out, "metrics.jsonl").read_text().splitlines()])
+    assert norms[1] == pytest.approx(norms[0], rel=2e-2)
 
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,19 @@ def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
     assert code == 1
     assert "the store process at 127.0.0.1:" in said
     assert "does not answer for" in said
+
+
+def test_a_rank_that_was_stopped_itself_does_not_blame_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop is closed for a night: its clock goes on, and its first look finds a request without an answer."""
+    looks, said = iter([0.0, *(1e5 * look for look in range(1, 21))]), list[str]()
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: next(looks, 2e6)))
+    monkeypatch.setattr(unwatched, "give_up", lambda *words, **_: said.append(words[2]))
+    watch = rendezvous.StoreWatch(None, "here", seconds=0.04, rank=0)
+    watch._asked = 0.0
+    monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda _: next(over), is_set=lambda: False))
+    over = iter([*[False] * 20, True])
+    watch._watch()
+    assert not said
 
 
 @pytest.mark.campaign("signals")

@@ -209,6 +209,23 @@ def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(
     assert not list(tmp_path.rglob("COMMIT.json"))
 
 
+def test_a_run_that_takes_over_while_journals_are_written_is_not_followed_by_a_commit(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        with lease.hold(str(tmp_path)) as token:
+
+            def taken_over() -> None:
+                record = {**lease._record(), "id": "another run"}
+                lease._write(str(tmp_path), token + 1, record)
+
+            checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, before_commit=taken_over)
+            checkpoint.save(state_on(mesh))
+            with pytest.raises(LeaseError, match="taken over by another run"):
+                checkpoint.wait()
+
+    alone(work)
+    assert not list(tmp_path.rglob("COMMIT.json"))
+
+
 def test_what_cannot_be_removed_does_not_undo_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(mesh: Mesh) -> None:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=1)

@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import commands
 import pytest
 from launching import WORDS, started, steps_of, wait_for_step
 
-from dtrain.launcher.external import launcher_of
+from dtrain.launcher import external
+from dtrain.launcher.external import External, launcher_of
 from dtrain.storage import lease
 
 SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=20000", "checkpoint.every=2"]
@@ -41,6 +44,20 @@ def test_wrong_words_are_told_once(tmp_path: Path) -> None:
     done = torchrun("model=mlp", f"out={tmp_path}", "launcher=external", "devices=3")
     assert done.returncode != 0
     assert done.stderr.count("started as one of 2 ranks") == 1
+
+
+@pytest.mark.parametrize(("rank", "own"), [("0", "0"), ("1", "1"), ("2", "0"), ("5", "1")])
+def test_a_launcher_that_gives_no_local_rank_fills_one_host_after_the_other(
+    rank: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*external.SUPERVISED, "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", "")
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(external, "run_here", lambda plan, launcher: os.environ["LOCAL_RANK"])
+    assert External().launch(cast(Any, SimpleNamespace(devices=2))) == own
 
 
 def test_without_ranks_it_is_refused() -> None:

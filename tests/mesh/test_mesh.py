@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 from small import on_mesh
 
+from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
 
 
@@ -125,3 +127,17 @@ def test_values_of_any_length_cross_as_text() -> None:
     """Ranks of tests refuse to unpickle."""
     for found in on_mesh(gathered, dp_shard=2):
         assert found == [[VALUES[number], VALUES[(number + 1) % 4]] for number in range(4)]
+
+
+def refused(mesh: Mesh) -> str:
+    def act() -> None:
+        if mesh.rank == 1:
+            raise PermissionError("the disk is read-only")
+
+    with pytest.raises(StoreError) as caught:
+        mesh.on_all("write", act)
+    return str(caught.value)
+
+
+def test_an_error_of_the_disk_on_one_rank_is_raised_on_all() -> None:
+    assert on_mesh(refused, dp_shard=2) == ["cannot write: rank 1: the disk is read-only"] * 2

@@ -50,6 +50,7 @@ def test_the_parts_are_the_whole_and_know_their_positions(method: str, size: int
         part = context.split({"inputs": whole, "targets": -whole, "weight": torch.ones(3), "note": "kept"})
         assert part["inputs"].equal(whole[:, where[0]]) and part["targets"].equal(-part["inputs"])
         assert part["weight"].shape == (3,) and part["note"] == "kept"
+        assert context.position_ids(8).shape == (1, 8 // size), "of a shorter batch"
 
 
 def test_under_a_causal_mask_every_rank_of_a_ring_has_the_same_work() -> None:

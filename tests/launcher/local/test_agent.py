@@ -5,13 +5,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from killing import below, over, served
 from launching import free_port, plan_of, steps_of, wait_for_step
 
 from dtrain.launcher import process
-from dtrain.launcher.local.agent import join
+from dtrain.launcher.local.agent import Agent, join
 
 WORDS = (
     "model._target_=launching.Slow",
@@ -98,3 +100,15 @@ def test_a_silent_server_ends_the_ranks(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.kill(agent)
+
+
+def test_a_rank_counts_the_time_limit_from_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command began long before a node joined, or before ranks started again."""
+    environments: list[dict[str, str]] = []
+    monkeypatch.setattr(process, "fork", lambda work, name: environments.append(work.args[-1]) or len(environments))
+    plan = SimpleNamespace(world=1, devices=1)
+    plan.on = lambda nodes: plan
+    agent = Agent(cast(Any, plan), cast(Any, None), folder=tmp_path, memory=tmp_path, lease=None, shared=True)
+    before = time.monotonic()
+    agent._start(round=0, first=0, nodes=1, group=0, passed=1e6, environment={})
+    assert before - 1e6 <= float(environments[0]["DTRAIN_BEGAN"]) <= time.monotonic() - 1e6

@@ -114,11 +114,13 @@ def test_an_alias_of_a_class_is_the_class() -> None:
 
 
 def test_while_a_plan_runs_only_trusted_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "borrowing.py").write_text("import os\nfrom textwrap import dedent\nclass Net: pass\n")
+    lines = "import os\nfrom textwrap import dedent\nfrom borrowing_more import act\nclass Net: pass\n"
+    (tmp_path / "borrowing.py").write_text(lines)
+    (tmp_path / "borrowing_more.py").write_text("def act(): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with trusting(["borrowing"]):
         assert locate("borrowing.Net").__name__ == "Net"
-        for name in ("borrowing.os.system", "borrowing.dedent", "borrowing.Net.__subclasses__"):
+        for name in ("borrowing.os.system", "borrowing.dedent", "borrowing.act", "borrowing.Net.__subclasses__"):
             with pytest.raises(WordsError, match="leads out of borrowing"):
                 locate(name)
         with pytest.raises(WordsError, match="subprocess is not trusted to run code"):

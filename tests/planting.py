@@ -4,7 +4,7 @@
     python -m tests.planting loop optim/muon.py    those of these folders and modules
     python -m tests.planting loop --rounds near    a part of the rounds
 
-First (near) the tests of the fault's own folder run, then (reached) the others of the default tier that a change of its
+First (near) the tests of the fault's own folder run, and those that the table names, then (reached) the others of the default tier that a change of its
 module reaches, then (campaigns) those of that tier. What they name is run once more without a fault. Exit code 1: a fault went unnoticed, or such a test fails anyway.
 """
 
@@ -31,12 +31,15 @@ ROUNDS = ("near", "reached", "campaigns")
 
 @dataclass(frozen=True)
 class Fault:
-    """`before` stands once in `module`, a path below dtrain/, and becomes `after`. `loses`: what a user would lose; `unseen`: why nobody can notice."""
+    """`before` stands once in `module`, a path below dtrain/, and becomes `after`. `loses`: what a user would lose; `by`: test files of other folders
+    that are known to notice; `unseen`: why nobody can.
+    """
 
     module: str
     before: str
     after: str
     loses: str
+    by: tuple[str, ...] = ()
     unseen: str = ""
 
     def planted(self, source: str) -> str:
@@ -47,17 +50,18 @@ class Fault:
 
 
 def faults() -> list[Fault]:
-    return [Fault(**row) for row in yaml.safe_load(TABLE.read_text())]
+    return [Fault(**{**row, "by": tuple(row.get("by", ()))}) for row in yaml.safe_load(TABLE.read_text())]
 
 
-def tests_of(module: str, round: str) -> list[str]:
-    """The test files of a round: those in the folder of the module, that of its name first, or all others that reach it."""
+def tests_of(module: str, round: str, by: Sequence[str] = ()) -> list[str]:
+    """The test files of a round: `by` and those in the folder of the module, that of its name first, or all others that reach it."""
     from changed import is_reached
 
     path = Path(module)
     files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda each: (each.stem != f"test_{path.stem}", each))
     room = path.parts[0].removesuffix(".py")
-    near = [each for each in files if (ROOT / "tests" / room) in each.parents or each.name == f"test_{room}.py"]
+    near = [ROOT / "tests" / name for name in by]
+    near += [each for each in files if (ROOT / "tests" / room) in each.parents or each.name == f"test_{room}.py"]
     if round != "near":
         reached = [each for each in files if is_reached(each, [f"dtrain/{module}"])]
         near = [*near, *reached] if round == "campaigns" else [each for each in reached if each not in near]
@@ -96,7 +100,9 @@ def search(copy: Path, chosen: Sequence[Fault], rounds: Sequence[str]) -> Iterat
     for round in rounds:
         for fault in list(left):
             began, path = time.monotonic(), copy / "dtrain" / fault.module
-            words = tests_of(fault.module, round) + (["-m", "campaign and not slow"] if round == "campaigns" else [])
+            words = tests_of(fault.module, round, fault.by) + (
+                ["-m", "campaign and not slow"] if round == "campaigns" else []
+            )
             source = path.read_text()
             path.write_text(fault.planted(source))
             try:

@@ -9,7 +9,7 @@ from planting import Fault
 
 import dtrain
 
-ROOT = Path(dtrain.__file__).parent
+ROOT, TESTS = Path(dtrain.__file__).parent, Path(__file__).parent
 CORE = {
     "train.py", "build.py", "loop", "mesh", "parallel", "strategy", "precision", "remat", "compile", "backend", "model", "data",
     "objective", "optim", "schedule", "checkpoint", "storage", "lifecycle", "launcher", "logger", "hook", "evaluation", "config",
@@ -24,6 +24,7 @@ def test_every_fault_can_be_planted() -> None:
             ast.parse(fault.planted((ROOT / fault.module).read_text()))
         except (ValueError, SyntaxError) as error:
             wrong.append(f"{fault.module}: {error}")
+        wrong += [f"{fault.module}: {name}" for name in fault.by if not (TESTS / name).is_file()]
     assert not wrong, "type the text as it stands now into tests/planting.yaml"
 
 

@@ -1,8 +1,9 @@
-"""`python -m dtrain ...`, forked from the test process, which holds torch: a new interpreter takes seconds for what it imports."""
+"""`python -m dtrain ...` and other Python programs, forked from the test process, which holds torch: a new interpreter takes seconds to import it."""
 
 import faulthandler
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import threading
 import warnings
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import tensorboard.plugins.hparams.metadata
@@ -23,8 +26,8 @@ STANDARD = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGT
 
 
 class Forked(subprocess.Popen[str]):
-    """A command of `COMMAND` and words. As a new interpreter, it has the descriptors, folder and environment that it is given, and nothing
-    else but what was imported."""
+    """A Python program: `[sys.executable, "-m", "dtrain", ...]`, with `"-c", code`, with a file, or with `"-"` for standard input. Like a new
+    interpreter, it has the descriptors, folder and environment that it is given, but modules are already imported."""
 
     def _execute_child(  # type: ignore[override] # subprocess keeps it to itself
         self, args: Sequence[str], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, startupinfo: Any,
@@ -33,13 +36,13 @@ class Forked(subprocess.Popen[str]):
     ) -> None:  # fmt: skip
         assert threading.active_count() == 1, "a fork has none of the threads of this process"
         own = [end if end >= 0 else number for number, end in enumerate((p2cread, c2pwrite, errwrite))]
-        words = list(map(str, args[len(COMMAND) :]))
-        self.pid = process.fork(lambda: _become(words, own, cwd, env, start_new_session), "dtrain-command")
+        program = list(map(str, args[1:]))
+        self.pid = process.fork(lambda: _become(program, own, cwd, env, start_new_session), "dtrain-command")
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
-def _become(words: list[str], own: Sequence[int], cwd: Any, env: Any, session: bool) -> None:
+def _become(program: list[str], own: Sequence[int], cwd: Any, env: Any, session: bool) -> None:
     faulthandler.disable()  # as the next lines do: it would write to a descriptor of which another file has the number now
     logging.shutdown()
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
@@ -59,18 +62,40 @@ def _become(words: list[str], own: Sequence[int], cwd: Any, env: Any, session: b
     warnings.filters[:] = [each for each in warnings.filters if each[0] == "ignore"]
     threading.excepthook = threading.__excepthook__
     sys.unraisablehook = sys.__unraisablehook__
-    sys.modules["__main__"] = __main__  # loading processes import it
-    sys.argv = [str(__main__.__file__), *words]
-    sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]  # noqa: PTH109
-    sys.exit(__main__.main())
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    _interpret(*program)
 
 
-def run(*words: str, timeout: float = 300, **how: Any) -> subprocess.CompletedProcess[str]:
+def _interpret(what: str, *words: str) -> None:
+    """Do what a new interpreter does with these arguments."""
+    if what not in ("-m", "-c", "-"):
+        sys.argv = [what, *words]
+        sys.path.insert(0, str(Path(what).parent.absolute()))
+        runpy.run_path(what, run_name="__main__")
+        return
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    if what == "-m":
+        assert words[0] == "dtrain"
+        sys.modules["__main__"] = __main__  # loading processes import it
+        sys.argv = [str(__main__.__file__), *words[1:]]
+        sys.exit(__main__.main())
+    code, name = (words[0], "<string>") if what == "-c" else (sys.stdin.read(), "<stdin>")
+    sys.argv = [what, *words[1:]]
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, name, "exec"), vars(sys.modules["__main__"]))
+
+
+def run(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of the command, with its output as text."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Forked([*COMMAND, *words], text=True, **{**pipes, **how}) as running:
+    return python(*COMMAND[1:], *words, **how)
+
+
+def python(*program: str, timeout: float = 300, input: str | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of a Python program, with its output as text."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | ({} if input is None else {"stdin": subprocess.PIPE})
+    with Forked([sys.executable, *program], text=True, **{**pipes, **how}) as running:
         try:
-            output, error = running.communicate(timeout=timeout)
+            output, error = running.communicate(input, timeout=timeout)
         except BaseException:
             running.kill()
             raise

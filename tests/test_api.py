@@ -67,11 +67,10 @@ def check(printed: str) -> None:
 @pytest.mark.parametrize("way", ["script", "standard input"])
 def test_a_script_trains_classes_of_its_own(way: str, tmp_path: Path) -> None:
     source = f"import json\n{CELL}\nif __name__ == '__main__':\n{textwrap.indent(USED + SHOWN, '    ')}\n"
-    (tmp_path / "mine.py").write_text(source)
-    command, given = ([sys.executable, "mine.py"], None) if way == "script" else ([sys.executable, "-"], source)
-    ran = subprocess.run(
-        command, input=given, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False
-    )
+    script = tmp_path / "mine.py"
+    script.write_text(source)
+    program, given = (str(script), None) if way == "script" else ("-", source)
+    ran = commands.python(program, input=given, cwd=tmp_path, env=environment())
     assert ran.returncode == 0, ran.stderr
     check(ran.stdout)
 
@@ -105,9 +104,7 @@ def test_a_notebook_trains_classes_of_a_cell_and_shows_an_exception_once(
 def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CELL)
     use = 'from mine import *\ndtrain.run(*WORDS, *TWO, model=Net, data=Sums, out="a")\n'
-    first = subprocess.run(
-        [sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    first = commands.python("-c", use, cwd=tmp_path, env=environment())
     assert first.returncode == 0, first.stderr
     words = ["recipe=a/config.yaml", "trust=[mine]", "out=b"]
     second = commands.run(*words, cwd=tmp_path, env=environment())
@@ -118,7 +115,7 @@ def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path)
 
 def test_what_cannot_be_imported_is_asked_for_again(tmp_path: Path) -> None:
     use = f'{CELL}\ndtrain.run(*WORDS, model=Net, data=Sums(), out="a")\n'
-    subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, check=True)
+    commands.python("-c", use, cwd=tmp_path, env=environment()).check_returncode()
     ran = commands.run("recipe=a/config.yaml", "out=b", cwd=tmp_path, env=environment())
     assert ran.returncode == 2
     assert "data.Sums was passed to dtrain.run(..., data=...). Call that again." in ran.stderr

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Forked
 from launching import free_port, steps_of
 
 CUDA = """
@@ -65,7 +66,8 @@ WORDS = (
 
 def begun(folder: Path, *words: str) -> "subprocess.Popen[str]":
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.Popen(
+    start = Forked if words[0] == "dtrain" else subprocess.Popen
+    return start(
         [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder
     )
 

@@ -10,12 +10,14 @@ rank are left out: nothing crosses anything.
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from pool import ranks
+from pool import resident
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import dtrain
 from dtrain.loop.metrics import Log
 from dtrain.planned import Plan
+from dtrain.train import train
 
 KINDS = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",
@@ -40,6 +43,7 @@ PARTS = {
     "loop/spike.py": "guard", "lifecycle/watchdog.py": "watch", "loop/build_check.py": "start",
 }  # fmt: skip
 """A file or folder of dtrain that stands on the stack -> in what part of the loop; else it is the `step` itself."""
+PACKAGE = f"{Path(dtrain.__file__).parent}/"
 
 
 class Seen(NamedTuple):
@@ -95,12 +99,10 @@ def _bytes(name: str, kind: str, args: Any, size: int) -> int:
 def _part() -> str:
     """By the innermost file of dtrain's that has a part of its own."""
     frame: Any = sys._getframe(2)
-    root = Path(dtrain.__file__).parent
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(root):
-            inside = path.relative_to(root)
-            part = PARTS.get(inside.as_posix()) or PARTS.get(inside.parts[0])
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            path = frame.f_code.co_filename.removeprefix(PACKAGE)
+            part = PARTS.get(path) or PARTS.get(path.partition("/")[0])
             if part:
                 return part
         frame = frame.f_back
@@ -110,21 +112,16 @@ def _part() -> str:
 def count(plan: Plan, *, seconds: float = 300) -> list[list[dict[Seen, list[int]]]]:
     """Of each rank, of each step of the run (the first entry is what comes before the first)."""
     with tempfile.TemporaryDirectory() as folder:
-        return ranks(plan.world, _rank, plan, folder, seconds=seconds)
+        return resident(plan.world, _rank, plan, folder, seconds=seconds)
 
 
 def _rank(plan: Plan, folder: str) -> list[dict[Seen, list[int]]]:
-    from dataclasses import replace
-
-    from dtrain.train import train
-
     counting, record = Counting(), Log.record
 
     def ending(log: Log, *arguments: Any, **options: Any) -> None:
         record(log, *arguments, **options)
         counting.end_step()
 
-    Log.record = ending  # type: ignore[method-assign]
-    with counting:
+    with patch.object(Log, "record", ending), counting:
         train(replace(plan, out=f"{folder}/out"))
     return [{seen: list(entry) for seen, entry in step.items()} for step in counting.steps]

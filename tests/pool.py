@@ -60,8 +60,8 @@ def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float 
 
 def resident(world: int, work: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """`ranks`, on ranks that stay for the tests of this file: they have imported what a rank imports, and filled torch's caches. For work that
-    pickles, needs nothing that a test changed in this process but its environment and folder, and leaves nothing changed; not for `train`, which
-    unfreezes all objects in the end. Ranks of which one fails are replaced.
+    pickles, needs nothing that a test changed in this process but its environment and folder, and leaves nothing changed. Ranks of which one fails
+    are replaced.
     """
     key = os.getpid(), world
     if key not in _residents:
@@ -153,6 +153,7 @@ def _rank(
 
 
 def _requests(pipe: Connection) -> Iterator[Callable[[], Any]]:
+    gc.freeze = gc.unfreeze = lambda: None  # `train` unfreezes all in the end, and a collection would copy all pages
     while True:
         environment, folder, work, arguments = pickle.loads(pipe.recv_bytes())
         os.environ.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metering import count
-from pool import ranks
+from pool import resident
 from predict.counted import MODELS as COUNTED
 from predict.foreign import LAYOUTS
 from small import plan as plan_of
@@ -135,7 +135,7 @@ def planned(words: str) -> Plan:
 
 def compare(plan: Plan) -> Compared:
     shapes = shapes_of(plan)
-    found = ranks(plan.world, count, plan, seconds=300)
+    found = resident(plan.world, count, plan, seconds=300)
     size = plan.world // plan.mesh.pp
     rows = [
         _row(memory, found[stage * size : (stage + 1) * size]) for stage, memory in enumerate(classes(plan, shapes))

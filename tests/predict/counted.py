@@ -13,9 +13,9 @@ from dtrain.predict.collectives import collectives
 from dtrain.predict.view import groups
 from dtrain.tracing import shapes_of
 
-COMMON = "batch=8 logger=[] hook=[] steps=4 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
+COMMON = "batch=8 logger=[] hook=[] steps=3 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
 MODELS = layouts.MODELS | foreign.MODELS
-PLAIN, FLUSH = 3, 2
+PLAIN, FLUSH = 2, 2
 """Which steps of the run are looked at: one like all others, and the one after which the log is flushed."""
 
 Totals = dict[tuple[str, tuple[int, ...]], tuple[int, float]]

@@ -90,9 +90,13 @@ def run(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     return python(*COMMAND[1:], *words, **how)
 
 
-def python(*program: str, timeout: float = 300, input: str | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+def python(
+    *program: str, timeout: float = 300, input: str | None = None, **how: Any
+) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of a Python program, with its output as text."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | ({} if input is None else {"stdin": subprocess.PIPE})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | (
+        {} if input is None else {"stdin": subprocess.PIPE}
+    )
     with Forked([sys.executable, *program], text=True, **{**pipes, **how}) as running:
         try:
             output, error = running.communicate(input, timeout=timeout)

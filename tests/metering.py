@@ -8,7 +8,7 @@ are for; a storage counts once, with all its bytes.
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -98,6 +98,8 @@ class Meter(TorchDispatchMode):
         ]
         self.state = self._state()
         self.samples: set[int] = set()
+        self.updates = False
+        """Whether the optimizer is at work: gradients stay, and views and what is written in place take no memory."""
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
         self.standing, self.between = [weakref.ref(each) for each in standing], between
         self._alive: dict[int, Any] = {}
@@ -123,48 +125,32 @@ class Meter(TorchDispatchMode):
             if isinstance(value, Tensor)
         ]
 
-    def rest(self) -> list[Any]:
-        """What is alive and none of the others: activations, and what is short-lived."""
-        named = (
-            *self.resting,
-            *self.gathered(),
-            *self.gradients(),
-            *self.state,
-            *_living(self._buckets + self._gathers + self._reduces),
-        )
-        others = {each._cdata for each in named} | self.samples
+    def rest(self, named: Iterable[int] | None = None) -> dict[int, int]:
+        """Sizes of what is alive and none of the others: activations, and what is short-lived."""
+        if named is None:
+            named = sizes([*self.resting, *self.gathered(), *self.gradients(), *self.state, *self._buffers()])
+        others = {*named, *self.samples}
         self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
-        return [each for each in _living(self._alive.values()) if each._cdata not in others]
+        return sizes(_living(reference for key, reference in self._alive.items() if key not in others))
+
+    def _buffers(self) -> list[Any]:
+        return _living(self._buckets + self._gathers + self._reduces)
 
     def look(self) -> None:
-        gathered, gradients = self.gathered(), self.gradients()
-        self._note("peak", size([*self.resting, *gathered]))
-        self._note("gradients", size(gradients))
-        arrived = {each._cdata for each in (*gathered, *gradients)}
-        self._note(
-            "flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived])
-        )
-        rest = self.rest()
-        self._note("alive", size(rest))
-        self._note(
-            "total",
-            size(
-                [
-                    *_living(self.standing),
-                    *self.resting,
-                    *gathered,
-                    *gradients,
-                    *self.state,
-                    *rest,
-                    *_living(self._gathers + self._reduces),
-                ]
-            ),
-        )
-        others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
-        self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
+        resting, gathered, gradients = sizes(self.resting), sizes(self.gathered()), sizes(self.gradients())
+        state, flight = sizes(self.state), sizes(_living(self._gathers + self._reduces))
+        whole = resting | gathered
+        rest = self.rest({*whole, *gradients, *state, *flight, *sizes(_living(self._buckets))})
+        self._note("peak", whole)
+        self._note("gradients", gradients)
+        self._note("flight", {key: flight[key] for key in flight.keys() - gathered.keys() - gradients.keys()})
+        self._note("alive", rest)
+        self._note("total", sizes(_living(self.standing)) | whole | gradients | state | rest | flight)
+        others = whole.keys() | self.samples
+        self._note("hooks", {key: nbytes for key, (nbytes, _) in self._held.items() if key not in others})
 
     def backward_begins(self) -> None:
-        self._note("kept", size([*self.rest(), *self.between()]))
+        self._note("kept", self.rest() | sizes(self.between()))
 
     def pack(self, tensor: Tensor) -> Held:
         with _disable_current_modes():
@@ -179,12 +165,14 @@ class Meter(TorchDispatchMode):
         made = {
             each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))
         }
+        new = [key for key in made if key not in self._alive or self._alive[key]() is None]
         self._alive |= {key: weakref.ref(each) for key, each in made.items()}
         if func.namespace == "c10d" and "allgather_base" in func.__name__:
             self._gathers.append(weakref.ref(storage(args[0])))
         if func.namespace == "c10d" and "reduce_scatter" in func.__name__:
             self._reduces += [weakref.ref(storage(args[0])), weakref.ref(storage(args[1]))]
-        self.look()
+        if new or not self.updates:
+            self.look()
         return out
 
     def _let_go(self, key: int) -> None:
@@ -192,8 +180,8 @@ class Meter(TorchDispatchMode):
         if not self._held[key][1]:
             del self._held[key]
 
-    def _note(self, name: str, value: int) -> None:
-        self.peak[name] = max(self.peak[name], value)
+    def _note(self, name: str, sizes: Mapping[int, int]) -> None:
+        self.peak[name] = max(self.peak[name], sum(sizes.values()))
 
 
 def storage(tensor: Any) -> Any:
@@ -202,8 +190,13 @@ def storage(tensor: Any) -> Any:
     return getattr(tensor, "elem", tensor).untyped_storage()
 
 
-def size(storages: list[Any]) -> int:
-    return sum({each._cdata: each.nbytes() for each in storages}.values())
+def sizes(storages: Iterable[Any]) -> dict[int, int]:
+    """Bytes of each storage, once."""
+    return {each._cdata: each.nbytes() for each in storages}
+
+
+def size(storages: Iterable[Any]) -> int:
+    return sum(sizes(storages).values())
 
 
 def _living(references: Any) -> list[Any]:
@@ -316,6 +309,7 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
         "state": size(meter.state),
         "computing": meter.peak["total"],
     }
+    meter.updates = True
     with meter:
         update()
     return meter.peak | found

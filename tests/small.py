@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from pool import ranks
+from pool import ranks, resident
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -128,11 +128,17 @@ def mesh_of(**degrees: int) -> Iterator[Mesh]:
 def on_mesh(work: Callable[[Mesh], Any], **degrees: int) -> list[Any]:
     """`work(mesh)` on every rank of a mesh of these degrees. What it builds is gone before the group is."""
 
-    def rank() -> Any:
-        with mesh_of(**degrees) as mesh:
-            return work(mesh)
+    return ranks(MeshShape(**degrees).ranks, _on_mesh, work, degrees)
 
-    return ranks(MeshShape(**degrees).ranks, rank)
+
+def on_resident_mesh(work: Callable[[Mesh], Any], **degrees: int) -> list[Any]:
+    """`on_mesh`, on ranks that stay for the tests of this file, under the conditions of `resident`."""
+    return resident(MeshShape(**degrees).ranks, _on_mesh, work, degrees)
+
+
+def _on_mesh(work: Callable[[Mesh], Any], degrees: dict[str, int]) -> Any:
+    with mesh_of(**degrees) as mesh:
+        return work(mesh)
 
 
 def small_gpt(**changed: object) -> GPT:

@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small import PARTS, STRATEGIES, on_mesh
+from small import PARTS, STRATEGIES, on_mesh, on_resident_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -113,12 +114,12 @@ def test_any_mesh_reads_what_any_other_wrote(tmp_path: Path, word: str, layouts:
     for name in layouts:
         degrees, strategy = LAYOUTS[name]
         outs[name] = tmp_path / name
-        saved[name] = on_mesh(
-            lambda mesh, out=outs[name], strategy=strategy: save_on(mesh, out, strategy, optim), **degrees
-        )[0]
+        work = partial(save_on, out=outs[name], strategy=strategy, optim=optim)
+        saved[name] = on_resident_mesh(work, **degrees)[0]
     for name in layouts:
         degrees, strategy = LAYOUTS[name]
-        for rank in on_mesh(lambda mesh, strategy=strategy: restore_all(mesh, outs, strategy, optim), **degrees):
+        work = partial(restore_all, outs=outs, strategy=strategy, optim=optim)
+        for rank in on_resident_mesh(work, **degrees):
             for source, (step, scale, tensors) in rank.items():
                 assert (step, scale) == (2, 8.0)
                 assert tensors.keys() == saved[source].keys()
@@ -176,10 +177,9 @@ def written_on(
     outs = {name: folder / name for name in layouts}
     tensors = {}
     for name, (degrees, strategy) in layouts.items():
-        held = on_mesh(
-            lambda mesh, name=name, strategy=strategy: saved_with_average(mesh, outs[name], strategy, part), **degrees
-        )
-        tensors[name] = {key: values for rank in held for key, values in rank.items()}
+        work = partial(saved_with_average, out=outs[name], strategy=strategy, part=part)
+        pieces = on_resident_mesh(work, **degrees)
+        tensors[name] = {key: values for rank in pieces for key, values in rank.items()}
     return outs, tensors
 
 
@@ -196,7 +196,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def assert_read_everywhere(layout: tuple[dict[str, int], Any], written: Any, part: Any) -> None:
     outs, tensors = written
     degrees, strategy = layout
-    ranks = on_mesh(lambda mesh: read_all(mesh, outs, strategy, part), **degrees)
+    ranks = on_resident_mesh(partial(read_all, outs=outs, strategy=strategy, part=part), **degrees)
     for source in outs:
         found = {name: values for rank in ranks for name, values in rank[source].items()}
         assert found.keys() == tensors[source].keys()
@@ -277,7 +277,7 @@ def test_every_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, opti
 
 def test_every_rank_writes_what_it_holds_and_no_more(tmp_path: Path) -> None:
     for name, (degrees, strategy) in LAYOUTS.items():
-        on_mesh(lambda mesh, out=tmp_path / name, strategy=strategy: save_on(mesh, out, strategy, ADAMW), **degrees)
+        on_resident_mesh(partial(save_on, out=tmp_path / name, strategy=strategy, optim=ADAMW), **degrees)
     sizes = {name: sorted(path.stat().st_size for path in (tmp_path / name).rglob("*.safetensors")) for name in LAYOUTS}
     assert [len(sizes[name]) for name in LAYOUTS] == [1, 1, 2, 2], "copies are written by one rank"
     assert max(sizes["fsdp 2"]) < 0.6 * sizes["single"][0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from safetensors.torch import load_file
 from small import mesh_of
 from torch import Tensor, nn
@@ -69,9 +69,10 @@ def plan(out: Path, *words: str, value: float = math.nan, steps: tuple[int, ...]
     return resolve(compose([*WORDS, *window, *planted, f"out={out}", *words]), Cluster(gpus=0, cpus=4))
 
 
-def run(out: Path, *words: str, **planted: Any) -> Any:
+def run(out: Path, *words: str, on: Callable[..., list[Any]] = resident, **planted: Any) -> Any:
+    """`on`: `ranks` where this process was changed, or a start must find nothing of the one before in its memory."""
     made = plan(out, *words, **planted)
-    results = ranks(made.world, train, made)
+    results = on(made.world, train, made)
     assert len({(result.status, result.step, result.reason) for result in results}) == 1, "all ranks decide alike"
     return results[0]
 
@@ -140,9 +141,8 @@ def test_stop_ends_before_the_bad_step_with_its_state_saved(
     assert find(str(tmp_path))[1]["step"] == BAD_STEP - 1
     assert events(tmp_path, "spike")[0]["samples"] == of_step(BAD_STEP)
     if mesh == "one":
-        assert run(tmp_path, "on_spike=stop", "spike.sigma=6", value=value).step == BAD_STEP - 1, (
-            "the same words meet the same sample"
-        )
+        again = run(tmp_path, "on_spike=stop", "spike.sigma=6", value=value, on=ranks)
+        assert again.step == BAD_STEP - 1, "the same words meet the same sample"
 
 
 def test_stop_alone_looks_for_no_jump(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_a_restart_behind_it_gives_the_same_run(answer: str, tmp_path: Path) -> 
     words = (f"on_spike={answer}", "spike.sigma=6", "ema=0.9", "strategy=fsdp", "devices=2")
     last = "on_spike=skip" if answer == "stop" else words[0]
     run(tmp_path / "whole", last, *words[1:])
-    run(tmp_path / "parts", *words, f"stop_after={BAD_STEP - 2}")
-    run(tmp_path / "parts", *words, f"stop_after={BAD_STEP}")
-    run(tmp_path / "parts", last, *words[1:])
+    run(tmp_path / "parts", *words, f"stop_after={BAD_STEP - 2}", on=ranks)
+    run(tmp_path / "parts", *words, f"stop_after={BAD_STEP}", on=ranks)
+    run(tmp_path / "parts", last, *words[1:], on=ranks)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=0, abs=0, nan_ok=True)
     (there, one), (here, other) = find(str(tmp_path / "whole")), find(str(tmp_path / "parts"))
     assert {**one["facts"], "seconds": 0} == {**other["facts"], "seconds": 0}
@@ -216,7 +216,7 @@ def test_a_device_that_tells_later_gives_the_same_run(
     at_once = run(tmp_path / "at once", *words, steps=steps)
     # what torch's fused optimizers do on a GPU they do here
     monkeypatch.setattr("dtrain.train.gates", lambda state, mesh: inner(state.optimizer))
-    later = run(tmp_path / "later", *words, steps=steps)
+    later = run(tmp_path / "later", *words, steps=steps, on=ranks)
     assert (later.status, later.step, later.reason) == (at_once.status, at_once.step, at_once.reason)
     assert losses(tmp_path / "later") == pytest.approx(losses(tmp_path / "at once"), rel=0, abs=0, nan_ok=True)
     assert len(events(tmp_path / "later", "spike")) == len(events(tmp_path / "at once", "spike"))

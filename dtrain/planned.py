@@ -247,6 +247,8 @@ class Plan:
 
 def _plain(node: Any, *, facts: bool = True) -> Any:
     """Mappings, lists and values alone; `facts`: with those of words."""
+    if isinstance(node, str | int | float | None):  # most of them, and the other questions take longer
+        return node
     if is_dataclass(node):
         node = {field.name: getattr(node, field.name) for field in fields(node)}
     if isinstance(node, Mapping):

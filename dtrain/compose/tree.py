@@ -180,7 +180,7 @@ def _converted(key: str, value: Any) -> Any:
     """Whole numbers become floats where the schema has floats."""
     kind = _types().get(key)
     if is_dataclass(kind) and isinstance(value, dict):
-        fields = get_type_hints(kind)
+        fields = _types(kind if isinstance(kind, type) else type(kind))
         return {
             name: float(item) if _is_fraction(fields.get(name)) and type(item) is int else item
             for name, item in value.items()
@@ -195,5 +195,5 @@ def _is_fraction(kind: Any) -> bool:
 
 
 @cache
-def _types() -> Mapping[str, Any]:
-    return get_type_hints(Schema)
+def _types(of: Any = Schema) -> Mapping[str, Any]:
+    return get_type_hints(of)

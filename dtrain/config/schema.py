@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal
 
 from dtrain.config import files
@@ -373,14 +374,20 @@ WORDS: Mapping[str, Any] = {top.name: top.metadata["word"] for top in fields(Sch
 
 def default(name: str) -> Any:
     """The default of a plain dotted key."""
-    value: Any = defaults()
+    value: Any = _defaults()
     for part in name.split("."):
         value = value[part]
-    return value
+    return files.copied(value)
 
 
 def defaults() -> dict[str, Any]:
     """The plain keys with their defaults, nested as in conf/config.yaml."""
+    values: dict[str, Any] = files.copied(_defaults())
+    return values
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
     return {name: value for name, value in asdict(Schema()).items() if name not in GROUPS}
 
 

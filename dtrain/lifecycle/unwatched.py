@@ -60,14 +60,16 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     """
     siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
     parent, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
-    for stale in parent.glob(f"{name}-*-*"):
-        if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # left by ranks that were killed
-            shutil.rmtree(stale, ignore_errors=True)
+    for other in os.scandir(parent):
+        pid = other.name.removeprefix(f"{name}-").split("-")[0]
+        if other.name.startswith(f"{name}-{pid}-") and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(other.path, ignore_errors=True)  # left by ranks that were killed
     restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("MASTER_PORT", "")
     folder = parent / f"{name}-{siblings}-{restart}-{port}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for kind in KINDS:
-        for old in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*")):
+    for old in folder.iterdir():
+        kind, number, *_ = [*old.name.replace(".", "-").split("-"), ""]
+        if kind in KINDS and number == str(rank):
             old.unlink()  # left by an earlier start from the same shell
     os.environ[environment.REPORTS] = str(folder)
     _alone[:] = [out]

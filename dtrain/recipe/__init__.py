@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -262,6 +263,16 @@ _Dumper.add_representer(_AsTyped, _text)
 
 
 def _flow(value: Any) -> str:
+    return _scalar_flow(value) if isinstance(value, str | int | None) else _any_flow(value)
+
+
+@lru_cache(4096, typed=True)
+def _scalar_flow(value: str | int | None) -> str:
+    """The jobs of a sweep have most values in common."""
+    return _any_flow(value)
+
+
+def _any_flow(value: Any) -> str:
     def dumped(*, unicode: bool) -> str:
         return (
             yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=unicode, width=10**9)

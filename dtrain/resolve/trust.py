@@ -14,7 +14,8 @@ from dtrain.resolve.unknown import UNKNOWN
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Refuse every target whose dotted name is not on the allow-list; `dtrain.build` checks the object again."""
-    parts = {field.name: getattr(config, field.name) for field in fields(Schema)}
+    values = {field.name: getattr(config, field.name) for field in fields(Schema)}
+    parts = {name: vars(value) if is_dataclass(value) else value for name, value in values.items()}
     named = {key: config.options[group] for key, group in NAMED.items()}
     for key, name in [*_targets(parts), *_targets(named), ("loop", config.loop)]:
         if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust):
@@ -22,10 +23,9 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
 
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:
-    inside = vars(node) if is_dataclass(node) else node
-    inside = dict(enumerate(inside)) if isinstance(inside, list | tuple) else inside
+    inside = dict(enumerate(node)) if isinstance(node, list | tuple) else node
     for name, value in inside.items() if isinstance(inside, Mapping) else ():
         if name == "_target_":
             yield f"{key}._target_".removeprefix("."), str(value)
-        else:
+        elif isinstance(value, Mapping | list | tuple):
             yield from _targets(value, f"{key}.{name}")

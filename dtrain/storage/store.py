@@ -125,6 +125,8 @@ def small(url: str, most: int, *, seconds: float | None = None, pace: float = ma
 
 
 def exists(url: str) -> bool:
+    if is_local(url):
+        return on_disk("look at", url, Path.exists)
     return elsewhere("look at", url, _info) is not None
 
 
@@ -163,7 +165,7 @@ def sizes(url: str) -> dict[str, int]:
     folder.
     """
 
-    return {name: size for name, kind, size in elsewhere("list", url, _ls) if kind == "file"}
+    return {name: size for name, size in _entries(url).items() if size >= 0}
 
 
 def tree(url: str, *, depth: int) -> dict[str, int]:
@@ -177,7 +179,7 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
         return {name.removeprefix(start): int(entry["size"] or 0) for name, entry in below.items()}
 
     def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
-        sizes = {name: -1 if kind == "directory" else size for name, kind, size in _ls(fs, path)}
+        sizes = _ls(fs, path)
         folders = [name for name, size in sizes.items() if size < 0 and depth > 1]
         with ThreadPoolExecutor(STREAMS) as pool:
             trees = pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders)
@@ -194,12 +196,12 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
 
 def children(url: str) -> list[str]:
     """The names directly below a folder; empty if there is no such folder."""
-    return sorted({name for name, _, _ in elsewhere("list", url, _ls)})
+    return sorted(_entries(url))
 
 
 def folders(url: str) -> list[str]:
     """The names of the folders directly below a folder; empty if there is no such folder."""
-    return sorted({name for name, kind, _ in elsewhere("list", url, _ls) if kind == "directory"})
+    return sorted(name for name, size in _entries(url).items() if size < 0)
 
 
 def fingerprint(url: str) -> str:
@@ -355,15 +357,25 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
     return entry
 
 
-def _ls(fs: Any, path: str) -> list[tuple[str, str, int]]:
-    """(name, type, size) of each entry of a folder; empty if there is no such folder."""
+def _entries(url: str) -> dict[str, int]:
+    """The size in bytes of what is directly below a folder, by name; -1 for a folder; empty if there is no such
+    folder.
+    """
+    if is_local(url):
+        return on_disk("list", url, lambda path: dict(_walk(path, 1)))
+    return elsewhere("list", url, _ls)
+
+
+def _ls(fs: Any, path: str) -> dict[str, int]:
+    """As `_entries`."""
     try:
         entries = list(fs.ls(path, detail=True, refresh=True))
     except ABSENT:
-        return []
+        return {}
     except TypeError:  # a filesystem whose ls has no refresh
         entries = list(fs.ls(path, detail=True))
-    return [(one["name"].rstrip("/").rsplit("/", 1)[-1], one["type"], int(one.get("size") or 0)) for one in entries]
+    sizes = {one["name"].rstrip("/").rsplit("/", 1)[-1]: (one["type"], one.get("size")) for one in entries}
+    return {name: -1 if kind == "directory" else int(size or 0) for name, (kind, size) in sizes.items()}
 
 
 def _pipe(fs: Any, path: str, data: bytes) -> None:

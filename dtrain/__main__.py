@@ -18,7 +18,7 @@ from dtrain.secrets import screen
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 """Verbs that take what the working folder brings."""
-OF_SEVERAL = ("diff", "runs", "completion", "new")
+OF_SEVERAL = ("diff", "runs", "completion", "new", "run")
 """Verbs whose words belong to several runs, or are not complete."""
 
 

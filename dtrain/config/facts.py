@@ -32,7 +32,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "objective": {"task": ["next_token", "classification", "regression"], "metrics": "list of text"},
     "data": {"gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"]},
-    "launcher": {"where": ["here", "around", "elsewhere"], "most": "int >= 1"},
+    "launcher": {"where": ["here", "around", "elsewhere"], "most": "int >= 1", "detached": "bool"},
 }  # fmt: skip
 """Group -> fact -> allowed values, in the syntax of dtrain/config/constraints.py."""
 

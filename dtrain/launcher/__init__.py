@@ -52,6 +52,17 @@ class Engine(Launcher, Protocol):
         ...
 
 
+class Detached(Engine, Protocol):
+    """An engine whose run does not need the command: `start` submits a job that executes `command` (`dtrain run <out>`)
+    on the first of the nodes alone, and there `launch` serves the run. Its word states the fact `detached`.
+    """
+
+    @property
+    def inside(self) -> bool:
+        """Whether this process is in a job already: nothing is submitted then, and `launch` uses its nodes."""
+        ...
+
+
 def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
     """Run one rank in this process, without an agent: it reports its own failure. `launcher`: the parent process of the
     ranks of this host.

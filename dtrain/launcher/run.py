@@ -8,9 +8,11 @@ from typing import Any
 import yaml
 
 from dtrain.build import build
+from dtrain.config.facts import fact
 from dtrain.config.schema import default
 from dtrain.config.structure import fault
 from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
+from dtrain.launcher import Detached, detached
 from dtrain.lifecycle import failure
 from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
@@ -27,21 +29,23 @@ LOOK_SECONDS = 5.0
 """Patience with storage before anything has begun."""
 
 
-def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
+def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False) -> Result | None:
     """Hold the lease of `plan.out`, write plan.yaml and `config`, its config.yaml, and launch the ranks. None if the
     run has finished by the time that the lease is free. `first`: this process is no rank other than 0 of an outer
-    launcher.
+    launcher. `submitted`: it is on the first node of the plan's job.
 
     Raises LeaseError if another process runs it, and DtrainError as its launcher does; then failure.json says why.
     """
+    launcher = build(plan.launcher)
+    if fact(plan.launcher, "detached") and not submitted and not launcher.inside:
+        return _submit(plan, config, launcher)
     with store.anchored(), lease.hold(plan.out) if first else nullcontext():
         if first:
             if finished(plan):
                 return None
             _describe(plan, config)
-            store.remove(store.join(plan.out, "failure.json"))  # of an earlier start
         try:
-            result: Result = build(plan.launcher).launch(plan)
+            result: Result = launcher.launch(plan)
         except DtrainError as error:
             if first and error.facts:
                 _leave(plan.out, error.facts)
@@ -58,9 +62,22 @@ def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
     return result
 
 
+def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
+    """Write what describes the run, and give the lease back before its job starts, which takes it."""
+    with store.anchored():
+        with lease.hold(plan.out):
+            if finished(plan):
+                return None
+            _describe(plan, config)
+            environment = detached.write(plan)
+        return detached.submit(plan, launcher, environment)
+
+
 def _describe(plan: Plan, config: str) -> None:
+    """Write config.yaml and plan.yaml, and remove the failure.json of an earlier start."""
     store.write(store.join(plan.out, "config.yaml"), config.encode())
     store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
+    store.remove(store.join(plan.out, "failure.json"))
 
 
 def _leave(out: str, facts: Mapping[str, Any]) -> None:

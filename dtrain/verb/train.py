@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dtrain import recipe
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
+from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import preflight, zygote
@@ -55,9 +56,9 @@ def one(config: Config) -> Result:
     cluster = detect()
     plan = decide(config, cluster)
     first = cluster.external is None or cluster.external.rank == 0
-    if done := _finished(plan, say=first):
+    if done := already_finished(plan, say=first):
         return done
-    if plan.world > 1 and not cluster.external:
+    if plan.world > 1 and not cluster.external and not fact(plan.launcher, "detached"):
         zygote.begin()
     if first:
         requires.check(config, cluster)
@@ -70,14 +71,14 @@ def one(config: Config) -> Result:
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
         note_code()
-    result = run_plan(plan, recipe.write(config), first=first) or _finished(plan, say=True)
+    result = run_plan(plan, recipe.write(config), first=first) or already_finished(plan, say=True)
     assert result
     if first:
-        screen.say(_farewell(plan, result))
+        screen.say(farewell(plan, result))
     return result
 
 
-def _finished(plan: Plan, *, say: bool) -> Result | None:
+def already_finished(plan: Plan, *, say: bool) -> Result | None:
     """The result under `out` if the run has finished."""
     result = finished(plan)
     if result and say:
@@ -88,7 +89,7 @@ def _finished(plan: Plan, *, say: bool) -> Result | None:
     return result
 
 
-def _farewell(plan: Plan, result: Result) -> str:
+def farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     which = "held-out" if result.status in ("finished", "stopped") else "newest held-out"
     evaluation = "".join(

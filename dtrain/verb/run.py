@@ -1,0 +1,31 @@
+"""`dtrain run <out>`: what a job executes on its first node. It runs the plan that was submitted under `out`, and reads
+no word; people type the words of the run instead.
+"""
+
+from collections.abc import Sequence
+
+from dtrain.errors import WordsError
+from dtrain.launcher import detached, zygote
+from dtrain.launcher.run import run as run_plan
+from dtrain.secrets import screen
+from dtrain.storage import store
+from dtrain.verb.train import already_finished, farewell
+
+
+def run(words: Sequence[str]) -> int:
+    if len(words) != 1 or "=" in words[0]:
+        raise WordsError("run: it takes the place of one submitted run. Type dtrain run <out>, or the words of a run.")
+    out = words[0]
+    plan = detached.read(out)
+    if plan.out != out:
+        raise WordsError(f"run: the run under {out} was submitted with out={plan.out}. Type dtrain run {plan.out}")
+    if already_finished(plan, say=True):
+        return 0
+    with zygote.kept():
+        if plan.world > 1:
+            zygote.begin()
+        result = run_plan(plan, store.read(store.join(out, "config.yaml")).decode(), submitted=True)
+    if result is None:
+        return 0 if already_finished(plan, say=True) else 1
+    screen.say(farewell(plan, result))
+    return result.exit_code

@@ -1,0 +1,79 @@
+"""A run that a job serves: the command submits and follows, the job takes the lease and runs the saved plan alone."""
+
+import json
+import os
+from pathlib import Path
+
+import commands
+import pytest
+from killing import leavings
+from launching import WORDS, plan_of, steps_of
+
+from dtrain.errors import PreflightError, StoreError
+from dtrain.launcher import detached
+from dtrain.planned import Plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    made = plan_of(tmp_path / "run", "nodes=2", "devices=2")
+    for name, value in detached.write(made).items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def words(out: Path, *more: str) -> list[str]:
+    own = ["trust=[launching,queued]", "launcher._target_=queued.Queued", f"launcher.note={out.with_name('note')}"]
+    return [*WORDS, "model=mlp", *own, f"out={out}", *more]
+
+
+def ran(*words: str, **environment: str) -> "tuple[int, str]":
+    env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}", **environment}
+    done = commands.run(*words, env=env)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_job_runs_the_saved_plan_and_a_second_start_says_that_it_has_finished(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, text = ran(*words(out, "nodes=2", "devices=2"))
+    assert code == 0, text
+    assert steps_of(out) == list(range(1, 13))
+    leases = [json.loads(path.read_text()) for path in (out / "lease").iterdir()]
+    assert [lease["state"] for lease in leases] == ["released"]
+    command, environment = (tmp_path / "note").read_text().split("\nDTRAIN_SECRET=")
+    assert command.split("\n")[1:] == ["-m", "dtrain", "run", str(out)]
+    code, text = ran("run", str(out), DTRAIN_SECRET=environment.split("\n")[0])
+    assert (code, text.count("already finished")) == (0, 1), text
+    secret = environment.split("\n")[0]
+    assert not [path for path in out.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    code, text = ran(*WORDS, "model=mlp", f"out={tmp_path / 'local'}", "nodes=2", "devices=2")
+    assert code == 0, text
+    assert leavings(out) == leavings(tmp_path / "local")
+
+
+def test_the_traceback_of_a_rank_in_the_job_is_the_commands(tmp_path: Path) -> None:
+    code, text = ran(
+        *words(tmp_path / "run", "model._target_=launching.Raises", "model.rank=0", "nodes=2", "devices=1")
+    )
+    assert code == 1
+    assert "ValueError: planned" in text.split("dtrain: ")[-1]
+
+
+def test_the_plan_comes_back_whole(plan: Plan) -> None:
+    again = detached.read(plan.out)
+    assert again == plan
+    assert again.to_dict() == json.loads(json.dumps(plan.to_dict()))
+
+
+def test_a_plan_that_was_changed_is_not_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(plan.out) / "submitted.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({**saved, "plan": saved["plan"].replace('"steps": 12', '"steps": 13')}))
+    with pytest.raises(PreflightError, match="another DTRAIN_SECRET"):
+        detached.read(plan.out)
+    path.write_text("{")
+    with pytest.raises(StoreError, match="it is damaged"):
+        detached.read(plan.out)
+    monkeypatch.delenv("DTRAIN_SECRET")
+    with pytest.raises(PreflightError, match=r"type dtrain recipe=.*/config.yaml out="):
+        detached.read(plan.out)

@@ -24,7 +24,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.cluster import visible
-from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, WordsError
+from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, WordsError, first_line
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.gpu_faults import fault_of
 from dtrain.lifecycle.root_cause import Evidence, find, is_aborted, is_victim, kind_of
@@ -204,7 +204,15 @@ def of_spike(result: Result) -> dict[str, Any]:
 
 
 def explain(folder: Path) -> Failure:
-    """The root cause among the reports of a folder."""
+    """The root cause among the reports of a folder. Those of another host may be malformed: it is then unknown."""
+    try:
+        return _explain(folder)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        sentence = f"the reports of the ranks cannot be read ({type(error).__name__}: {first_line(error)})"
+        return describe({**_who(None), "kind": "lost", "error": sentence, "message": sentence, "exit_code": 1}, [])
+
+
+def _explain(folder: Path) -> Failure:
     evidence = Evidence(
         began=_read(folder, "began"), failures=failures(folder), reports=_read(folder, "report"),
         ended=_read(folder, "ended"),

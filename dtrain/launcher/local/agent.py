@@ -28,6 +28,7 @@ from typing import Any
 from dtrain import cluster, secrets
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
+from dtrain.config.structure import fault
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.local.door import GREET_SECONDS, knock
@@ -36,6 +37,8 @@ from dtrain.launcher.warm import UnforkableError, load, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
+from dtrain.result import EXIT_CODES
+from dtrain.result import SHAPE as RESULT
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 
@@ -73,6 +76,9 @@ class Agent:
         self._beat_number, self._beats = 0, dict[int, float]()
         self._beat_at = self._alive = time.monotonic()
         self._over = False
+        self.leaving = 0
+        """The signal by which this agent was told to go; 0 for none."""
+        self._has_told = False
         self._asked, self._frozen = False, dict[int, float]()
         """Whether ranks were asked to stop, and pid -> since when a rank is stopped (SIGSTOP) and cannot."""
         self._handlers: Mapping[str, Callable[..., None]] = {
@@ -84,6 +90,7 @@ class Agent:
         shutil.rmtree(self._memory, ignore_errors=True)  # a node that died has lost its memory
         self._memory.mkdir(parents=True)
         waker = process.waker()
+        before = {} if self._shared else {number: signal.signal(number, self._leave) for number in signals.STOP_SIGNALS}
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(waker, selectors.EVENT_READ, None)
@@ -93,7 +100,7 @@ class Agent:
                     self._beat()
                     for link in ready(selector, LOOK_SECONDS):
                         for message in link.receive() if link else []:
-                            self._handlers[message.pop("do")](**message)
+                            self._handle(**message)
                     drain(waker)
                     self._reap()
                     self._read_reports()
@@ -101,9 +108,25 @@ class Agent:
         finally:
             process.kill(*self._ranks)
             self._log.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _leave(self, number: int, _: object) -> None:
+        """The server has the ranks of all nodes save before it lets this one go. A repeated signal ends it at once."""
+        if signals.note(number):
+            raise KeyboardInterrupt
+        self.leaving = number
+
+    def _handle(self, do: str, **message: Any) -> None:
+        if do not in self._handlers:
+            raise ConnectionError(f"the server sends {do} to a node that it has taken already")
+        self._handlers[do](**message)
 
     def _beat(self) -> None:
         now = time.monotonic()
+        if self.leaving and not self._has_told:
+            self._has_told = True
+            self._link.send(do="leaving")
         if self._lease is not None and now - self._alive > self._lease:
             raise ConnectionError(f"the server has not answered for {self._lease:g} s")
         if now >= self._beat_at:
@@ -238,8 +261,11 @@ def unpack(files: Mapping[str, object], folder: Path) -> None:
             raise ConnectionError(f"it sent a file {name!r}, which no rank leaves")
         try:
             content = base64.b64decode(data, validate=True)
-        except ValueError as error:
+            facts = json.loads(content or "{}") if name.endswith(".json") else {}
+        except (ValueError, RecursionError) as error:
             raise ConnectionError(f"it sent a file {name} that is cut or changed") from error
+        if problem := fault(facts, RESULT if name == "result.json" else {}):
+            raise ConnectionError(f"it sent a file {name} of which {problem}")
         store.write(str(folder / name), content)
 
 
@@ -279,14 +305,15 @@ def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
 
 
 @store.anchored()
-def join(address: str, wait: float, cold: str = "") -> None:
-    """Serve as a node of the run at `address`, and look for its server again when it is lost.
+def join(address: str, wait: float, cold: str = "") -> int:
+    """Serve as a node of the run at `address`, and look for its server again when it is lost. Returns the exit code: 75
+    if this node was told to go before the run was over.
 
     Raises TimeoutError when no server accepts this node within `wait` seconds, PreflightError for an address that
     cannot be joined, and UnforkableError.
     """
     refuse(address)
-    folder, plan = store.scratch("agent"), None
+    folder, plan, agent = store.scratch("agent"), None, None
     process.claim(folder)
     since = time.monotonic()
     try:
@@ -302,8 +329,12 @@ def join(address: str, wait: float, cold: str = "") -> None:
                     network.take_interface(link.here)
                     lease, memory = welcome["silence"], process.memory(folder) / "node"
                     since = float("inf")
-                    return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
+                    agent = Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False)
+                    agent.run()
+                    return EXIT_CODES["preempted"] if agent.leaving else 0
             except ConnectionError as error:
+                if agent and agent.leaving:
+                    return EXIT_CODES["preempted"]
                 load()  # while the server does the same
                 if since == float("inf"):
                     screen.complain(f"{error}; the ranks of this node have ended, looking for the server again")
@@ -354,7 +385,7 @@ if __name__ == "__main__":
         os.environ.update(json.loads(sys.stdin.readline()))
         sys.argv.pop()
     try:
-        join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)
+        sys.exit(join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold))
     except UnforkableError as error:
         error.begin_again(["dtrain.launcher.local.agent", *sys.argv[1:]], cold=cold)
     except KeyboardInterrupt:

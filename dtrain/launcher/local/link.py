@@ -31,6 +31,7 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
     "agent": {
         "join": {"host": str},
         "ready": {},
+        "leaving": {},
         "beat": {"number": int},
         "failed": {"round": int, "victim": bool},
         "ended": {"round": int, "files": dict},

@@ -8,7 +8,7 @@ from dtrain.launcher.local.link import Link
 @dataclass
 class Node:
     """`pid`: of an agent that this process forked. `heard`: time of its last message. `since`: when it became ready.
-    `running`: it has ranks of this round. `broken`: one of its GPUs failed.
+    `running`: it has ranks of this round. `broken`: one of its GPUs failed. `leaving`: its agent was told to go.
     """
 
     slot: int
@@ -19,7 +19,8 @@ class Node:
     since: float = float("inf")
     running: bool = False
     broken: bool = False
+    leaving: bool = False
 
     @property
     def ready(self) -> bool:
-        return self.since < float("inf") and not self.running and not self.broken
+        return self.since < float("inf") and not (self.running or self.broken or self.leaving)

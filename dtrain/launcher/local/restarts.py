@@ -45,7 +45,7 @@ def _furthest(folder: Path) -> int:
     """The last step that a rank of a round was in; 0 if none reported a step."""
     steps = [0]
     for path in folder.glob("*.json"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
             steps.append(int(json.loads(path.read_text())["step"]))
     for path in folder.glob("step-*"):  # kept in memory that outlives a killed rank
         with contextlib.suppress(struct.error):

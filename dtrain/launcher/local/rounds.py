@@ -73,7 +73,9 @@ class Rounds:
         self._passed_on = False
         """Whether the ranks were sent the stop request."""
         self._began = self._since = time.monotonic()
-        self._store_pid, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
+        self._store_pid, self._done, self._ticked = 0, set[int](), time.monotonic()
+        self._pause = ""
+        """Why the ranks of this round were asked to save and stop, so that the next one has other nodes."""
         self._refused = 0
         """How often no store could be started."""
         self._stopped: float | None = None
@@ -196,7 +198,12 @@ class Rounds:
             node.link.send(do="heard", number=message["number"])
         elif do == "ready":
             node.since = node.heard
-        elif message.get("round") == self.log.round:
+        elif do == "leaving":
+            node.leaving = True
+            self._dismiss()
+        elif do == "join":
+            raise ConnectionError("it joins again")
+        elif message["round"] == self.log.round and node.running:
             agent.unpack(message.get("files", {}), self._folder)
             if do == "failed":
                 self.failed.setdefault("victim" if message["victim"] else "cause", node.heard)
@@ -267,7 +274,7 @@ class Rounds:
                 self._over(str(error))
             return
         self.log.round += 1
-        self.members, self.failed, self._done, self._growing = members, {}, set(), False
+        self.members, self.failed, self._done, self._pause = members, {}, set(), ""
         # before the folder: a server killed between the two must not meet that folder again
         self.log.write(self.scratch)
         self._folder.mkdir()
@@ -291,7 +298,7 @@ class Rounds:
                 self.nodes[slot].link.send(do=do, round=self.log.round, **message)
 
     def _run(self) -> None:
-        if self.stop_request and not self._passed_on and not self._growing:
+        if self.stop_request and not self._passed_on and not self._pause:
             self._passed_on = True
             self._ask(signal.SIGINT if self.stop_request == signal.SIGINT else signal.SIGUSR1)
         if "cause" in self.failed or time.monotonic() - self.failed.get("victim", float("inf")) > ROOT_CAUSE_SECONDS:
@@ -300,15 +307,27 @@ class Rounds:
             return
         elif self._done >= set(self.members):
             self._finished()
-        elif not self._growing and not self.stop_request and self._newcomers():
-            self._growing = True
+        elif not self._pause and not self.stop_request and (reason := self._reason_to_pause()):
+            self._pause = reason
             self._ask(signal.SIGUSR1)  # the ranks save, and the next round goes on from there
+
+    def _reason_to_pause(self) -> str:
+        leaving = [f"node {slot} ({node.host}) was told to go" for slot, node in self.nodes.items() if node.leaving]
+        joined = ["a node has joined"] if self._newcomers() else []
+        return next(iter([*leaving, *joined]), "")
+
+    def _dismiss(self) -> None:
+        """Let the nodes go that were told to, and have no ranks any more."""
+        for node in self.nodes.values():
+            if node.leaving and not node.running:
+                with contextlib.suppress(ConnectionError):
+                    node.link.send(do="bye")
 
     def _newcomers(self) -> list[int]:
         """Nodes outside the round that have been ready long enough to be counted on."""
         since = time.monotonic() - LAST_CALL_SECONDS
         others = ((slot, node) for slot, node in self.nodes.items() if slot not in self.members)
-        return [slot for slot, node in others if not node.broken and node.since < since]
+        return [slot for slot, node in others if not (node.broken or node.leaving) and node.since < since]
 
     def _ask(self, number: int) -> None:
         for slot in self.members:
@@ -331,7 +350,7 @@ class Rounds:
                 self.nodes[slot].broken = True
         self._settle()
         kind = "victim" if cause.facts.get("victim") else cause.facts["kind"]
-        if kind == "stopped" and self._growing and not self.stop_request:
+        if kind == "stopped" and self._pause and not self.stop_request:
             return
         further = self.log.failed(self.scratch, cause.line)
         if self.stop_request or kind in NEVER or (kind == "error" and not further) or self.log.restarts > self.restarts:
@@ -344,6 +363,7 @@ class Rounds:
         process.kill(*[self._store_pid] if self._store_pid else [])
         self._store_pid, self.members = 0, []
         self._phase, self._since = "gathering", time.monotonic()
+        self._dismiss()
 
     def _finished(self) -> None:
         """Every rank has finished: the run is over, unless they stopped to let a node join."""
@@ -351,8 +371,9 @@ class Rounds:
         self._settle()
         if self.stop_request == signal.SIGINT and result["status"] == "preempted":
             store.write(str(self._folder / "result.json"), json.dumps(result | {"status": "interrupted"}).encode())
-        if self._growing and not self.stop_request and result["status"] == "preempted":
-            self.log.reason = "a node has joined"
+        enough = sum(node.ready for node in self.nodes.values()) >= self._fewest
+        if self._pause and enough and not self.stop_request and result["status"] == "preempted":
+            self.log.reason = self._pause
         else:
             self._over(None)
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,3 +114,35 @@ def test_a_rank_counts_the_time_limit_from_the_command(tmp_path: Path, monkeypat
     before = time.monotonic()
     agent._start(round=0, first=0, nodes=1, group=0, passed=1e6, environment={})
     assert before - 1e6 <= float(environments[0]["DTRAIN_BEGAN"]) <= time.monotonic() - 1e6
+
+
+@pytest.mark.campaign("signals")
+@pytest.mark.parametrize("nodes", ["1:2", "2"])
+def test_a_node_that_is_told_to_go_loses_no_step(nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is left the run goes on where it was; without enough it ends as preempted, and has saved."""
+    monkeypatch.setattr("dtrain.launcher.local.rounds.LAST_CALL_SECONDS", 0.3)
+    address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"
+    plan = plan_of(out, *WORDS, f"nodes={nodes}", "steps=120", "checkpoint.every=0")
+    with served(plan, tmp_path, address=address, here=1) as server:
+        agent = process.fork(lambda: sys.exit(join(address, 120)), "dtrain-agent-far")
+        wait_for_ranks(out, 2, 1)
+        wait_for_step(out, 5)
+        os.kill(agent, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1]) == 75
+        last = over(server, tmp_path)
+    result = json.loads((tmp_path / f"round-{last['round']}" / "result.json").read_text())
+    assert (last["error"], result["status"]) == (None, "finished" if nodes == "1:2" else "preempted")
+    steps = [start["step"] for start in starts(out)]
+    assert steps_of(out) == list(range(1, result["step"] + 1))
+    if nodes == "1:2":
+        assert steps[0] == 0 and len(steps) == 2
+        assert 5 <= steps[1] < 120, "it went on from the step in which it was told"
+    else:
+        assert 5 <= result["step"] < 120
+
+
+def test_the_signal_of_an_agent_that_waits_for_its_server_ends_it(tmp_path: Path) -> None:
+    agent = subprocess.Popen([sys.executable, "-m", "dtrain.launcher.local.agent", f"127.0.0.1:{free_port()}", "120"])
+    time.sleep(1.0)
+    agent.terminate()
+    assert agent.wait(60) == -signal.SIGTERM

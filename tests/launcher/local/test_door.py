@@ -29,7 +29,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local import door
 from dtrain.launcher.local.agent import greet, join
 from dtrain.launcher.local.door import knock
-from dtrain.launcher.local.link import Link
+from dtrain.launcher.local.link import FROM, Link
 
 SECRET = "0123456789abcdef0123456789abcdef"
 SLOW = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "batch=8", "launcher=local")
@@ -403,3 +403,61 @@ def test_another_user_of_this_host_neither_joins_nor_serves(tmp_path: Path) -> N
     ):
         join(address, 0.1)
     assert not heard
+
+
+NAMES = (
+    "result.json",
+    "failure-0-1.json",
+    "failure-1-2.json",
+    "report-0.json",
+    "began-1.json",
+    "ended-1.json",
+    "lost-3.json",
+    "xids-0.json",
+    "gpu-1.json",
+    "step-0",
+    "stack-1.txt",
+    "x",
+)
+VALUES = (None, True, -1, 0, 1.5, 1e308, "", "lost", "hung", [], {}, [1], {"world": 3}, {"a": {}})
+FIELDS = ("rank", "time", "kind", "error", "message", "exit_code", "step", "host", "bus", "xids", "groups", "calls", "where", "status", "loss", "victim", "state", "wall_seconds", "samples", "stack")  # fmt: skip
+
+
+def strange(chance: random.Random, round: int) -> dict[str, object]:
+    """A message with the fields of one that an agent sends, and values that none has."""
+    do = chance.choice([*FROM["agent"]])
+    report = json.dumps(
+        {field: chance.choice(VALUES) for field in chance.sample(FIELDS, chance.randrange(len(FIELDS)))}
+    )
+    texts = (report, report, report, "[]", "", "[" * 5000, "NaN", '{"step": 1e999}')
+    files = {
+        name: base64.b64encode(chance.choice(texts).encode()).decode()
+        for name in chance.sample(NAMES, chance.randrange(len(NAMES)))
+    }
+    values = {
+        "host": chance.choice(["evil", "", "a" * 300]), "number": chance.choice([-1, 0, 1 << 70]), "victim": chance.random() < 0.5,
+        "round": chance.choice([-1, round, round, round, round + 1, 1 << 70]), "files": files,
+    }  # fmt: skip
+    return {"do": do, **{field: values[field] for field in FROM["agent"][do]}}
+
+
+@pytest.mark.campaign("fuzz")
+def test_no_message_of_a_node_ends_the_server(secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that know the secret send three hundred messages at any moment of the run, also while they are counted as members."""
+    monkeypatch.setattr("dtrain.launcher.local.rounds.LAST_CALL_SECONDS", 0.0)
+    chance, address, out = random.Random(18), f"127.0.0.1:{free_port()}", tmp_path / "run"
+    plan, sent = plan_of(out, *SLOW, "nodes=1:2", "steps=100000", "checkpoint.every=5"), 0
+    with served(plan, tmp_path, address=address, here=1, wait=0.1, restarts=1000, silence=2) as server:
+        wait_for_step(out, 1)
+        while sent < 300:
+            with contextlib.suppress(ConnectionError), contextlib.closing(known(address)) as link:
+                greet(link)
+                link.send(do="ready")
+                waited = time.monotonic() + chance.choice([0.0, 0.0, 0.2])
+                for _ in range(chance.randrange(1, 12)):
+                    while time.monotonic() < waited:
+                        time.sleep(0.01)
+                    link.send(**strange(chance, json.loads((tmp_path / "restarts.json").read_text())["round"]))
+                    sent += 1
+            assert process.ended(server) is None, f"after {sent} messages"
+            assert not (tmp_path / "over.json").exists(), (tmp_path / "over.json").read_text()

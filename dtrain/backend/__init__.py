@@ -84,6 +84,7 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             _abort()
             raise
         dist.destroy_process_group()
+        _forget_layouts()
 
 
 def _meet(join: Callable[[], None], store: Store, world: int) -> None:
@@ -94,6 +95,15 @@ def _meet(join: Callable[[], None], store: Store, world: int) -> None:
     if store.add("joined", 1) == world:
         store.set("all joined", "")
     store.wait(["all joined"])
+
+
+def _forget_layouts() -> None:
+    """Clear DTensor's caches of layouts. Their entries name groups, a mesh of the same shape finds them again, and the
+    next process group gives the names anew: to no group, or to another one.
+    """
+    if tensors := sys.modules.get("torch.distributed.tensor"):
+        tensors.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def _abort() -> None:

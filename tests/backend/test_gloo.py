@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from small import mesh_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dtrain.backend.gloo import Gloo
 from dtrain.strategy.ddp import DDP
@@ -76,6 +78,24 @@ def late(over: int, said: int) -> str:
             dist.all_reduce(torch.ones(1))
         os.write(said, b"1")
         return str(caught.value)
+
+
+def groups_of_another_layout(spare: int) -> float:
+    """The root of a sum over the second axis of 2 x 2 ranks, whose group is the later the more `spare` ones were made before."""
+    with Gloo(timeout=60).open():
+        for _ in range(spare):
+            dist.new_group()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        sums = DTensor.from_local(torch.ones(1, 4), mesh, [Replicate(), Shard(0)]).sum()
+        return float(sums.sqrt().full_tensor())  # needs the sums of both ranks
+
+
+def one_mesh_after_the_other() -> list[float]:
+    return [groups_of_another_layout(spare) for spare in (5, 0, 3)]
+
+
+def test_a_mesh_uses_no_group_of_an_earlier_one() -> None:
+    assert ranks(4, one_mesh_after_the_other) == [pytest.approx([8**0.5] * 3)] * 4
 
 
 def test_a_collective_that_never_completes_is_an_error() -> None:

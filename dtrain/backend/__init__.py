@@ -2,6 +2,7 @@
 
 import datetime
 import faulthandler
+import importlib
 import os
 import queue
 import sys
@@ -101,9 +102,8 @@ def _forget_layouts() -> None:
     """Clear DTensor's caches of layouts. Their entries name groups, a mesh of the same shape finds them again, and the
     next process group gives the names anew: to no group, or to another one.
     """
-    if tensors := sys.modules.get("torch.distributed.tensor"):
-        tensors.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-        torch._C._clear_DTensor_sharding_propagator_cache()
+    if "torch.distributed.tensor" in sys.modules:
+        importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
 
 
 def _abort() -> None:

@@ -33,6 +33,7 @@ PRIVATE = {
     "_fsdp_param_group": "torch.distributed.fsdp._fully_shard._fsdp_state", "_get_fsdp_state": "torch.distributed.fsdp.FSDPModule",
     "_register_post_backward_hook": "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
     "_training_state": "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
     "_unsharded_param": "torch.distributed.fsdp._fully_shard._fsdp_param", "_prepare_input_fn": "torch.distributed.tensor.parallel.SequenceParallel",
     "torch._dynamo": "torch", "torch._inductor.cudagraph_trees": "torch._inductor",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "torch._subclasses.fake_tensor",

@@ -4,8 +4,8 @@
     python -m tests.planting loop optim/muon.py    those of these folders and modules
     python -m tests.planting loop --rounds near    a part of the rounds
 
-First (near) the tests of the fault's own folder run, and those that the table names, then (reached) the others of the default tier that a change of its
-module reaches, then (campaigns) those of that tier. What they name is run once more without a fault. Exit code 1: a fault went unnoticed, or such a test fails anyway.
+First (own) the tests of the module's name run, and those that the table names, then (near) the others of its folder, then
+(reached) the rest of the default tier that a change of the module reaches, then (campaigns) those of that tier. What they name is run once more without a fault. Exit code 1: a fault went unnoticed, or such a test fails anyway.
 """
 
 import argparse
@@ -25,8 +25,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".yaml")
 SECONDS = 240.0
-"""Time for the tests of a fault in each of the three rounds."""
-ROUNDS = ("near", "reached", "campaigns")
+"""Time for the tests of a fault in each round."""
+ROUNDS = ("own", "near", "reached", "campaigns")
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,22 @@ def faults() -> list[Fault]:
     return [Fault(**{**row, "by": tuple(row.get("by", ()))}) for row in yaml.safe_load(TABLE.read_text())]
 
 
-def tests_of(module: str, round: str, by: Sequence[str] = ()) -> list[str]:
-    """The test files of a round: `by` and those in the folder of the module, that of its name first, or all others that reach it."""
-    from changed import is_reached
+def tests_of(fault: Fault, round: str) -> list[str]:
+    """The test files of a round; those of an earlier one only again for their campaigns."""
+    path, tests = Path(fault.module), ROOT / "tests"
+    room, name = path.parts[0].removesuffix(".py"), path.parent.name if path.stem == "__init__" else path.stem
+    near = [
+        each for each in tests.rglob("test_*.py") if tests / room in each.parents or each == tests / f"test_{room}.py"
+    ]
+    files = {"own": [*(tests / name for name in fault.by), *(each for each in near if each.stem == f"test_{name}")]}
+    files["near"] = [each for each in near if each not in files["own"]]
+    if round not in files:
+        from changed import is_reached
 
-    path = Path(module)
-    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda each: (each.stem != f"test_{path.stem}", each))
-    room = path.parts[0].removesuffix(".py")
-    near = [ROOT / "tests" / name for name in by]
-    near += [each for each in files if (ROOT / "tests" / room) in each.parents or each.name == f"test_{room}.py"]
-    if round != "near":
-        reached = [each for each in files if is_reached(each, [f"dtrain/{module}"])]
-        near = [*near, *reached] if round == "campaigns" else [each for each in reached if each not in near]
-    return [str(each.relative_to(ROOT)) for each in dict.fromkeys(near)]
+        reached = [each for each in tests.rglob("test_*.py") if is_reached(each, [f"dtrain/{fault.module}"])]
+        files["reached"] = [each for each in reached if each not in (*files["own"], *near)]
+        files["campaigns"] = [*files["own"], *near, *reached]
+    return sorted({str(each.relative_to(ROOT)) for each in files[round]})
 
 
 def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -95,14 +98,12 @@ def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def search(copy: Path, chosen: Sequence[Fault], rounds: Sequence[str]) -> Iterator[tuple[Fault, str, list[str]]]:
-    """(fault, the round in which it was caught or "missed", the tests that failed): the near tests of all faults first."""
+    """(fault, the round in which it was caught or "missed", the tests that failed): the first round of all faults first."""
     left = list(chosen)
     for round in rounds:
         for fault in list(left):
             began, path = time.monotonic(), copy / "dtrain" / fault.module
-            words = tests_of(fault.module, round, fault.by) + (
-                ["-m", "campaign and not slow"] if round == "campaigns" else []
-            )
+            words = tests_of(fault, round) + (["-m", "campaign and not slow"] if round == "campaigns" else [])
             source = path.read_text()
             path.write_text(fault.planted(source))
             try:

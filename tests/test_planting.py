@@ -37,9 +37,8 @@ def test_a_text_that_stands_twice_is_refused() -> None:
         Fault("a.py", "x", "y", "").planted("x + x")
 
 
-def test_the_tests_of_its_own_folder_come_first() -> None:
-    assert planting.tests_of("optim/muon.py", "near")[:2] == [
-        "tests/optim/test_muon.py",
-        "tests/optim/test_adafactor.py",
-    ]
-    assert planting.tests_of("train.py", "near") == ["tests/test_train.py"]
+def test_the_tests_of_its_own_name_come_first() -> None:
+    muon, train = Fault("optim/muon.py", "", "", "", by=("test_train.py",)), Fault("train.py", "", "", "")
+    assert planting.tests_of(muon, "own") == ["tests/optim/test_muon.py", "tests/test_train.py"]
+    assert "tests/optim/test_sgd.py" in planting.tests_of(muon, "near")
+    assert planting.tests_of(train, "own") == ["tests/test_train.py"] and not planting.tests_of(train, "near")

@@ -125,4 +125,6 @@ def test_an_evaluation_leaves_each_module_in_its_own_mode() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
     with evaluating(model):
         assert not model.training
+        model[1].running_mean += 1  # as a codebook does that also learns in evaluation
+    assert not model[1].running_mean.any()
     assert [module.training for module in model.modules()] == [True, True, False]

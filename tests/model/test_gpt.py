@@ -5,6 +5,7 @@ import torch
 from small import small_gpt, tokens
 
 from dtrain.model.gpt import GPT, Rotary, rotate
+from dtrain.model.seeds import fill
 
 
 @pytest.mark.parametrize("changed", [{}, {"kv_heads": 1}, {"tied": False}, {"heads": 4}])
@@ -113,3 +114,10 @@ def test_every_weight_has_a_gradient() -> None:
     model = small_gpt(tied=False)
     model(tokens(2, 8)).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+def test_embeddings_begin_at_a_size_that_does_not_depend_on_the_vocabulary() -> None:
+    model = GPT(vocab=400, layers=1, heads=2, width=64)
+    fill(model, seed=0)
+    for weight in (model.embed.weight, model.head.weight):
+        assert float(weight.detach().std()) == pytest.approx(0.25 * 64**-0.5, rel=0.05)

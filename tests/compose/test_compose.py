@@ -40,6 +40,10 @@ def test_words_set_values_and_their_source_is_kept() -> None:
     assert config.sources["steps"] == "command line"
 
 
+def test_an_argument_may_come_before_the_word_of_its_part() -> None:
+    assert compose(["optim.lr=0.5", "optim=sgd"]).optim["lr"] == 0.5
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(WordsError) as caught:
         compose(["stratgy=fsdp", "optim.lrr=3", "model=gtp", "--foo", "nodes=two", "batch=4,8"])

@@ -22,6 +22,7 @@ SEEN = (
     "model=frozen strategy=fsdp devices=2", "model=knotted strategy=zero1 devices=2 accumulate=2", "model=pictures strategy=ddp devices=2",
     "model=transformer strategy=pipeline devices=2 pipeline.schedule=zbv",
 )  # fmt: skip
+FOUR = "strategy=fsdp devices=4"
 NODES = Cluster(gpus=8, cpus=64, memory=80 << 30)
 
 
@@ -29,6 +30,11 @@ def of(decided: Plan) -> Memory:
     shapes = formulas.shapes(decided)
     assert shapes
     return memory(decided, shapes)
+
+
+def test_ranks_that_share_a_sequence_share_the_weights_too() -> None:
+    whole, *shards = (of(plan("data=synthetic", *words.split())) for words in ("devices=1", FOUR, f"{FOUR} mesh.cp=2"))
+    assert [each.parameters for each in shards] == [pytest.approx(whole.parameters / 4, rel=0.01)] * 2
 
 
 def check(words: str) -> Compared:

@@ -125,6 +125,11 @@ def test_what_waits_for_its_backward() -> None:
     assert in_flight(shape_of("looped_bfs"), 2, 4) == (4, 4, 4, 4)
 
 
+def test_nothing_travels_between_two_stages_of_one_rank() -> None:
+    assert timeline(shape_of("zbv"), 1, 4, hop=5.0).length == timeline(shape_of("zbv"), 1, 4).length
+    assert timeline(shape_of("zbv"), 2, 4, hop=5.0).length > timeline(shape_of("zbv"), 2, 4).length
+
+
 def test_unequal_stages_wait_for_the_slowest() -> None:
     even, uneven = timeline(shape_of("1f1b"), 2, 8), timeline(shape_of("1f1b"), 2, 8, (1.0, 3.0))
     assert uneven.length > 2 * even.length

@@ -67,6 +67,11 @@ def test_a_schedule_with_a_smaller_bubble_is_faster() -> None:
     assert plain.seconds > interleaved.seconds
 
 
+def test_ranks_of_one_cpu_share_its_memory() -> None:
+    one, two = (timed(planned(f"data=synthetic strategy=ddp devices={ranks} batch={8 * ranks}")) for ranks in (1, 2))
+    assert two.activations == pytest.approx(2 * one.activations)
+
+
 def test_tensor_parallelism_is_cheap_inside_a_node_alone() -> None:
     """Eight ranks of tp on two nodes of four share four ways out of each: 200 in place of 450 GB/s."""
     inside = timed(planned(f"{B70} cluster=h100x8 nodes=2 batch=16 microbatch=1"))

@@ -69,3 +69,18 @@ def test_what_a_weight_waits_for_is_noted_and_what_lies_behind_it() -> None:
         watch.leave(part, linear, x, F.relu(linear(x)))
     assert sum(part.saved["deferred_wgrad"].values()) == sum(part.saved["ends"].values()) == 2 * 5 * 4
     assert sum(part.saved["saved_input"].values()) == 2 * 3 * 4
+
+
+def test_the_gradient_of_a_weight_is_taken_off_once() -> None:
+    """Where it is complete, and not again where it is freed."""
+    linear, x = nn.Linear(4, 3), torch.ones(2, 4)
+    watch = Watch(linear, [x])
+    with watch:
+        loss = linear(x).sum()
+        watch.begin_backward()
+        loss.backward()
+        for weight in linear.parameters():
+            watch.settle(weight)
+        before = watch.alive
+        linear.zero_grad()
+    assert watch.alive == before

@@ -115,3 +115,12 @@ def test_a_global_batch_makes_the_microbatches_of_a_pipeline(tmp_path: Path) -> 
     )
     assert "accumulate" not in read.asked | set(read.words)
     assert read.plan(tmp_path).batch.accumulate == 64
+
+
+def test_a_microbatch_for_each_stage_is_enough(tmp_path: Path) -> None:
+    read = config(
+        tmp_path,
+        parallelism={"pipeline_parallel_degree": 2, "pipeline_parallel_microbatch_size": 2},
+        training={"local_batch_size": 4},
+    )
+    assert (read.words["microbatch"], read.words["accumulate"]) == (2, 2)

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_a_listing_that_lags_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     children = store.children
     lying(monkeypatch, children=lambda url: children(url)[:2])
     assert by(looked(str(tmp_path)))["listing"] == "stop"
+    lying(monkeypatch, children=cache(children))
+    assert by(looked(str(tmp_path)))["listing"] == "stop", "a removed file is still there"
 
 
 @pytest.mark.parametrize(("kinds", "said"), [("403", "403"), ("ENOSPC", "space"), ("EROFS", "Read-only")])

@@ -283,7 +283,7 @@ def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
         }
 
 
-def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
+def test_a_pinned_recipe_pins_what_it_builds_on(tmp_path: Path) -> None:
     base = "seed: 5\n"
     digest = hashlib.sha256(base.encode()).hexdigest()
     loose, held = "recipe: base.yaml\nsteps: 3\n", f"recipe: base.yaml@sha256:{digest}\nsteps: 3\n"
@@ -291,6 +291,10 @@ def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
         assert composed(f"recipe={url}/held.yaml@sha256:{hashlib.sha256(held.encode()).hexdigest()}")["seed"] == 5
         said = composed(f"recipe={url}/loose.yaml@sha256:{hashlib.sha256(loose.encode()).hexdigest()}")["refused"]
         assert f"Write {url}/base.yaml@sha256:{digest}" in said
+        (tmp_path / "between.yaml").write_text(f"recipe: {url}/base.yaml\n")  # a local file needs no pin
+        (tmp_path / "mine.yaml").write_text("recipe: between.yaml\n")
+        pin = hashlib.sha256((tmp_path / "mine.yaml").read_bytes()).hexdigest()
+        assert "is pinned, and builds on" in composed(f"recipe={tmp_path}/mine.yaml@sha256:{pin}")["refused"]
 
 
 def test_a_page_that_is_not_there_is_told() -> None:

@@ -181,6 +181,13 @@ def test_a_job_that_failed_is_the_worst_and_one_that_was_stopped_has_not_ended(t
     assert [trial.job for trial in trials.unbeaten(search._trials)] == [third.name]
 
 
+def test_of_two_workers_one_alone_draws_a_number(tmp_path: Path) -> None:
+    one, other = (trials.Trial(0, {"x": value}, f"job-{value}") for value in (0.25, 0.5))
+    assert trials.record(str(tmp_path), one) and not trials.record(str(tmp_path), other)
+    (found,) = trials.every(str(tmp_path), AXES)
+    assert found == one
+
+
 def test_a_small_space_is_drawn_without_repetition_and_then_again_without_a_job(tmp_path: Path) -> None:
     axes = [Choices("a", (1, 2, 3)), Choices("b", ("x", "y"))]
     few = played(tmp_path, study("random", 6), lambda values: (1.0,), axes=axes)

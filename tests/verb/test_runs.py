@@ -14,7 +14,7 @@ import pytest
 
 from dtrain.__main__ import main
 from dtrain.errors import LeaseError, StoreError, WordsError
-from dtrain.storage import lease
+from dtrain.storage import lease, store
 from dtrain.verb import runs, train
 
 WORDS = ["model=mlp", "data=synthetic", "data.samples=256", "steps=6", "logger=[]", "launcher=inline", "devices=1"]
@@ -282,6 +282,25 @@ def test_a_run_that_begins_while_rm_asks_is_not_removed(
         runs.run(["rm", "runs/a"])
     begun.__exit__(None, None, None)
     assert (a / "config.yaml").exists()
+
+
+def test_an_rm_that_was_interrupted_can_be_done_again(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, real, removed = made("a"), store.remove, list[str]()
+
+    def third(url: str) -> None:
+        removed.append(url)
+        if len(removed) == 3:
+            raise StoreError("the storage is gone")
+        real(url)
+
+    monkeypatch.setattr(store, "remove", third)
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\nyes\n"))
+    with pytest.raises(StoreError):
+        runs.run(["rm", "runs/a"])
+    monkeypatch.setattr(store, "remove", real)
+    assert runs.run(["rm", "runs/a"]) == 0 and not a.exists()
 
 
 def test_torch_stays_out(made: Callable[..., Path]) -> None:

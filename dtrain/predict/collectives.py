@@ -19,7 +19,7 @@ from functools import partial
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.shapes import Block, Shapes, Split, Weight
+from dtrain.predict.shapes import Block, Shapes, Split, Weight, stages_of
 from dtrain.predict.state_bytes import gathered
 from dtrain.predict.view import View
 
@@ -48,7 +48,16 @@ def padded(shape: tuple[int, ...], ranks: int) -> int:
 
 def collectives(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
     """Collectives of one rank with pipeline rank `rank` (0 without a pipeline)."""
-    view = View(plan, shapes, rank)
+    return _of(View(plan, shapes, rank, stages_of(plan, shapes)))
+
+
+def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
+    """Collectives of one rank with each pipeline rank."""
+    every = stages_of(plan, shapes)
+    return [_of(View(plan, shapes, rank, every)) for rank in range(plan.mesh.pp)]
+
+
+def _of(view: View) -> tuple[Call, ...]:
     parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
     merged: dict[tuple[str, str, str, str], Call] = {}
     for call in (call for part in parts for call in part(view)):
@@ -61,7 +70,7 @@ def collectives(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
 
 def busiest(plan: Plan, shapes: Shapes) -> tuple[int, tuple[Call, ...]]:
     """The pipeline rank that moves the most bytes, and its collectives."""
-    each = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
+    each = of_pipeline_ranks(plan, shapes)
     most = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in each[rank]))
     return most, each[most]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.peak_memory import Moment, moments, pipelined, sizes_of
+from dtrain.predict.peak_memory import Moment, Sizes, moments, pipelined, sizes_of
 from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
 
@@ -45,21 +45,21 @@ def memory(plan: Plan, shapes: Shapes) -> Memory:
 
 def classes(plan: Plan, shapes: Shapes) -> list[Memory]:
     """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
-    every = stages_of(plan, shapes)
+    every = [(stage, [sizes_of(plan, shapes, block) for block in stage]) for stage in stages_of(plan, shapes)]
     return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
 
 
-def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[Sequence[Block]], rank: int) -> Memory:
+def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], Sequence[Sizes]]], rank: int) -> Memory:
+    """`every`: the blocks of every pipeline stage, and their sizes."""
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
     stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
-    blocks = [block for stage in stages for block in stage]
+    blocks, sizes = [block for stage, _ in stages for block in stage], [each for _, each in stages]
     state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
-    sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
     pp, cp = plan.mesh.pp, plan.mesh.cp
     buffers = shapes.buffers / pp + shapes.tables / cp + shapes.sample * plan.batch.local / cp
     base: Moment = {"buffers": buffers, "average": state.average}
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
-    handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
+    handed = [each[-1].passes for _, each in every]
     timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
     update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}
     timeline.append(("optimizer step", update))

@@ -26,7 +26,7 @@ from dtrain.cluster import Machine
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import formulas
-from dtrain.predict.collectives import Call, collectives
+from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
 from dtrain.predict.shapes import Block, Shapes, stages_of
@@ -76,11 +76,12 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     """Predict the time of a step; None if the work of the model is not known."""
     if shapes.unknown:
         return None
-    stages = [_computing(plan, shapes, blocks, machine) for blocks in stages_of(plan, shapes)]
+    every = stages_of(plan, shapes)
+    stages = [_computing(plan, shapes, blocks, machine) for blocks in every]
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    calls = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
+    calls = of_pipeline_ranks(plan, shapes)
     sent = [_blocking(plan, machine, each) for each in calls]
-    starting = [_starting(plan, blocks) for blocks in stages_of(plan, shapes)]
+    starting = [_starting(plan, blocks) for blocks in every]
     busy = [
         max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner)
         for index, owner in enumerate(owners)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.shapes import Block, Shapes, Types, Weight, stages_of, types_of
+from dtrain.predict.shapes import Block, Shapes, Types, Weight, types_of
 from dtrain.predict.state_bytes import Holding, holding_of
 
 
@@ -41,11 +41,14 @@ def groups(plan: Plan) -> Mapping[str, Group]:
 
 @dataclass(frozen=True)
 class View:
-    """The first rank with pipeline rank `rank` (0 without a pipeline), and its stages."""
+    """The first rank with pipeline rank `rank` (0 without a pipeline), and its stages. `every`: the blocks of every
+    pipeline stage.
+    """
 
     plan: Plan
     shapes: Shapes
     rank: int
+    every: list[tuple[Block, ...]]
 
     @cached_property
     def groups(self) -> Mapping[str, Group]:
@@ -58,11 +61,6 @@ class View:
     @cached_property
     def types(self) -> Types:
         return types_of(self.plan)
-
-    @cached_property
-    def every(self) -> list[tuple[Block, ...]]:
-        """The blocks of every pipeline stage."""
-        return stages_of(self.plan, self.shapes)
 
     @cached_property
     def stages(self) -> dict[int, tuple[Block, ...]]:

@@ -109,9 +109,10 @@ def test_blocks_are_one_graph_for_each_way_in_which_they_run(
 ) -> None:
     """torch leaves a block as it is written, and says nothing, where a graph that is computed twice sets an attribute, or is broken."""
     strategy, degrees = MESHES[mesh]
-    compile = nn.Module.compile
+    # experts are counted in place, which the backward of a graph that is only run would find changed
+    compile, backend = nn.Module.compile, "aot_eager" if model == "moe" else "eager"
     monkeypatch.setattr(
-        nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager")
+        nn.Module, "compile", lambda module, mode: compile(module, backend=backend)
     )  # graphs are the same, kernels take a minute
     parts = PARTS | {
         "strategy": strategy,

@@ -17,6 +17,7 @@ from pool import ranks
 from servers import Server, free_port
 
 from dtrain.errors import StoreError
+from dtrain.launcher import process
 from dtrain.storage import store
 
 
@@ -64,10 +65,10 @@ def contract(root: str) -> None:
         store.read(store.join(root, "none.txt"))
     store.probe(root)
     assert store.children(root) == ["deep"], "a probe leaves nothing behind"
-    scratch = store.scratch("test")
-    store.download(url, scratch / "x" / "copy")
-    assert (scratch / "x" / "copy").read_bytes() == b"other"
-    store.upload(scratch / "x" / "copy", store.join(root, "up", "copy"))
+    with process.scratch("test") as scratch:
+        store.download(url, scratch / "x" / "copy")
+        assert (scratch / "x" / "copy").read_bytes() == b"other"
+        store.upload(scratch / "x" / "copy", store.join(root, "up", "copy"))
     assert store.read(store.join(root, "up", "copy")) == b"other"
     store.remove(store.join(root, "deep"))
     store.remove(store.join(root, "deep"))

@@ -17,7 +17,7 @@ import pytest
 import servers
 import torch
 
-from dtrain.launcher import warm
+from dtrain.launcher import process, warm
 
 torch.set_num_threads(1)
 warm.first_step()
@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Every rank is forked from here."""
     pool.prepare()
+
+
+def pytest_unconfigure() -> None:
+    """Remove the temporary folders of commands that tests have killed, as the next command would."""
+    process.remove_stale(Path())
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

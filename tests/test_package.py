@@ -1,6 +1,7 @@
 """Wheel, editable install and plain checkout hold the same words and behave the same, from any working directory."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,10 +15,15 @@ COMMAND = [sys.executable, "-m", "dtrain", "plan", "strategy=fsdp", "nodes=2", "
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, unpacked."""
+    """The wheel of this checkout, unpacked. It is built from a copy: setuptools leaves build/ where it builds, and the next wheel holds what is there."""
     folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"
+    for name in ("dtrain", "conf", "recipes", "project"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(copy)],
         check=True,
         timeout=300,
         capture_output=True,

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import COMMAND, Forked
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("ranks", ["", "strategy=ddp devices=2"])
 def test_a_run_outlives_who_reads_it(tmp_path: Path, ranks: str) -> None:
-    words = f"{sys.executable} -m dtrain model=mlp data=synthetic steps=20 batch=4 out={tmp_path} {ranks}".split()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+    words = f"model=mlp data=synthetic steps=20 batch=4 out={tmp_path} {ranks}".split()
+    with Forked([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
         assert run.stdout and run.stderr
         assert run.stdout.readline()
         run.stdout.close()
@@ -26,8 +27,9 @@ def test_a_run_outlives_who_reads_it(tmp_path: Path, ranks: str) -> None:
 
 
 def test_a_plan_that_nobody_reads_on_ends_in_silence(tmp_path: Path) -> None:
-    words = f"{sys.executable} -m dtrain plan why".split()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+    with Forked(
+        [*COMMAND, "plan", "why"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as run:
         assert run.stdout and run.stderr
         run.stdout.close()
         assert (run.stderr.read(), run.wait(timeout=300)) == ("", 0)

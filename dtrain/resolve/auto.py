@@ -18,6 +18,7 @@ from dtrain.planned import MeshShape, PipelineShape, Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
 from dtrain.predict.memory import memory
+from dtrain.predict.report import size
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.work import work
@@ -187,20 +188,16 @@ def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -
     """Explain the choice of `best`; `layouts` are sorted, the fastest first."""
     parameters = best.shapes.parameters
     count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.2f}M"
-    need = f"{count} parameters need about {_bytes(best.peak)} of {_bytes(budget)} on each rank"
+    need = f"{count} parameters need about {size(best.peak)} of {size(budget)} on each rank"
     if not fits:
         return (
             f"{best.words} needs the least memory, {need}, which is more than there is. Type a smaller batch or "
             "microbatch, remat=full, or more devices"
         )
     if layouts[0].seconds < best.seconds:
-        return f"{best.words}, {need}; {layouts[0].words} would be faster and need {_bytes(layouts[0].peak)}"
+        return f"{best.words}, {need}; {layouts[0].words} would be faster and need {size(layouts[0].peak)}"
     kind = best.mode, best.split
     other = next((one for one in layouts if (one.mode, one.split) != kind and one.peak <= budget), None)
     if other is None:
         return f"{best.words}, {need}"
     return f"{best.words}, {need}; next is {other.words}, {other.seconds / best.seconds:.2f}x the time"
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -15,7 +15,7 @@ Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
 SHAPE = {
     "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
-    "reason?": TEXT, "peak_bytes?": Optional(COUNT),
+    "reason?": TEXT, "peak_bytes?": Optional(COUNT), "measured?": Each(COUNT, named=True),
 }  # fmt: skip
 """The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
@@ -39,6 +39,8 @@ class Result:
     """Why the run stopped, as a message."""
     peak_bytes: int | None = None
     """Peak memory of rank 0: of its GPU, or of its process on the CPU."""
+    measured: dict[str, int] = field(default_factory=dict)
+    """The step after which each of `metrics` was measured."""
 
     @property
     def exit_code(self) -> int:

@@ -75,6 +75,8 @@ def train(plan: Plan) -> Result:
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
         log.begin(parts.objective, Slowdown(lambda: stream.waited))
+        if restored:
+            observers.catch_up(state.step)
         spiked = ""
         while state.step < plan.steps and not spiked and not stop_asked.requested(state.step, mesh):
             watchdog.beat(state.step, stream.seen)
@@ -129,7 +131,7 @@ def train(plan: Plan) -> Result:
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
-            observers.metrics, versions(), reason, peak_bytes(plan.device),
+            observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured,
         )  # fmt: skip
         log.finish(result)
         return result

@@ -1,7 +1,9 @@
 """Models of sweeps: what goes wrong in a job, and what one job must not see of another."""
 
+import glob
 import math
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -90,16 +92,21 @@ def trouble(how: str) -> None:
         raise ValueError("planned")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
     if how == "suspended":
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "exits":
         os._exit(0)
-    if how == "prints":
-        for _ in range(64):
+    if how in ("prints", "gigabyte"):
+        for _ in range({"prints": 64, "gigabyte": 1024}[how]):
             os.write(1, b"x" * (1 << 20))
         os.write(1, b"\nthe end\n")
+    if how == "removes":
+        (folder,) = glob.glob(os.environ["SWEEP"])  # noqa: PTH207 - an absolute pattern
+        shutil.rmtree(folder)
     if how == "forks" and not os.fork():
         time.sleep(600)
     if how == "hangs":

@@ -163,6 +163,8 @@ def _drawn(settings: Mapping[str, Any], *, is_grid: bool) -> tuple[Any, set[str]
     if kind not in INTERVALS:
         raise ValueError(f"dtrain does not draw from the distribution {show(kind)}")
     low, high = (_bound(settings, name) for name in ("min", "max"))
+    if not low < high:
+        raise ValueError(f"min is {low:g}, which is not less than max, {high:g}")
     listed = _multiples(kind, low, high, settings)
     if listed:
         return listed, {"min", "max", "q"}
@@ -204,6 +206,11 @@ def _multiples(kind: str, low: float, high: float, settings: Mapping[str, Any]) 
 
 
 def _interval(low: float, high: float, *, log: bool = False, whole: bool = False) -> str:
+    """The text of an interval. Raises ValueError if it has no numbers that may be drawn."""
+    if log and low <= 0:
+        raise ValueError(f"min is {low:g}, and its logarithm is drawn")
+    if whole and math.ceil(low) >= math.floor(high):
+        raise ValueError(f"from {low:g} to {high:g} there are no two integers")
     if whole:
         text = f"interval({math.ceil(low)},{math.floor(high)})"
     else:

@@ -56,6 +56,8 @@ class Observers:
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
         """The newest metrics of the evaluation and of the hooks, on rank 0."""
+        self.measured = dict[str, int]()
+        """The step after which each was measured."""
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
 
@@ -86,6 +88,12 @@ class Observers:
             self._log.saw(step, type(hook).__name__.lower(), returned)
             self._report(step, {name: value for name, value in numbers(returned).items() if self._is_free(name)})
 
+    def catch_up(self, step: int) -> None:
+        """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first."""
+        due = is_due(self._plan.evaluate_every, step, last=False)
+        if self._heldout is not None and step < self._plan.last_step and due and not self._log.has_evaluated(step):
+            self.evaluate(step)
+
     def evaluate(self, step: int) -> None:
         """Evaluate now, if there is held-out data."""
         if self._heldout is None:
@@ -100,6 +108,7 @@ class Observers:
     def _report(self, step: int, figures: dict[str, float]) -> None:
         if figures:
             self.metrics |= figures
+            self.measured |= dict.fromkeys(figures, step)
             self._log.evaluated(step, figures)
             self._scored(step, figures, complete=self._complete)
 

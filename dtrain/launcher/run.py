@@ -23,6 +23,8 @@ from dtrain.storage.jsonl import clean
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """Keys that identify a run."""
+SOURCES = ("init", "fork")
+"""Keys that name the run it began with."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Parts of those that do not."""
 LOOK_SECONDS = 5.0
@@ -106,6 +108,7 @@ def finished(plan: Plan) -> Result | None:
     here = json.loads(json.dumps(plan.decided()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
     other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
+    other += [key for key in SOURCES if _run_of(there.get(key)) != _run_of(here[key])]
     if begun and other:
         said = ", ".join(
             f"{key} ({there.get(key, 'none')} there, {here[key]} here)" if not isinstance(here[key], dict) else key
@@ -126,10 +129,15 @@ def finished(plan: Plan) -> Result | None:
 
 
 def described(out: str) -> dict[str, Any] | None:
-    """The plan.yaml under `out`; None if there is none. Raises StoreError if it is damaged."""
+    """The plan.yaml under `out`; None if there is none, or it is empty: a process was killed as it wrote it. Raises
+    StoreError if it is damaged.
+    """
     url = store.join(out, "plan.yaml")
     try:
-        there = yaml.safe_load(store.read(url))
+        text = store.read(url)
+        if not text:
+            return None
+        there = yaml.safe_load(text)
     except StoreError:
         return None
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -137,6 +145,12 @@ def described(out: str) -> dict[str, Any] | None:
     if wrong := fault(there, PLAN):
         raise StoreError.during("read", url, f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
     return dict(there)
+
+
+def _run_of(source: str | None) -> str:
+    """The name of the run and of the checkpoint at a URL; the folders above may have been moved."""
+    run, _, checkpoint = (source or "").rstrip("/").partition("/checkpoints/")
+    return f"{run.split('/')[-1]} {checkpoint}"
 
 
 def _differ(there: Any, here: Any) -> bool:

@@ -49,7 +49,8 @@ class Watchdog:
         self._mesh, self._timeout, self._batch = mesh, timeout, batch
         self._folder = Path(folder) if folder else None
         self._step = self._seen = 0
-        self._beats, self._resting, self._in_step = 0, True, False
+        self._begun = self._beats = 0
+        self._resting, self._in_step = True, False
         self._page: mmap.mmap | bytearray = bytearray(failure.STEP.size)
         self._timed: set[tuple[dist.ProcessGroup, float]] = set()
         self._main = threading.get_ident()
@@ -58,9 +59,10 @@ class Watchdog:
 
     def beat(self, step: int, seen: int) -> None:
         """A step begins, after `step` steps and `seen` samples. Takes less than a microsecond after the first call."""
-        if not self._beats:
+        if not self._begun:
             self._arm(2 * FIRST_STEP * self._timeout)
         self._step, self._seen, self._resting, self._in_step = step + 1, seen, False, True
+        self._begun += 1
         self._beats += 1
         failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
 
@@ -136,7 +138,7 @@ class Watchdog:
         while not self._over:
             if select.select([self._ear], [], [], self._timeout / CHECKS)[0] and REPORT in self._ear.recv(4096):
                 self._report()
-            now, first = time.monotonic(), self._beats <= 1
+            now, first = time.monotonic(), self._begun <= 1
             if self._resting or self._beats != beats:
                 beats, since = self._beats, now
             waited, waits = waits, None if self._in_step else self._waits()

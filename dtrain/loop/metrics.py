@@ -219,7 +219,7 @@ class Log:
         kept: list[dict[str, Any]] = []
         if self._rows is not None:
             kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
-        self.last = kept[-1] if kept else {}
+        self.last = kept[-1] if kept and kept[-1]["step"] == step else {}  # a torn journal lacks its last rows
         self.start()
         return len(kept)
 
@@ -229,6 +229,12 @@ class Log:
         self._tell("log", step, scalars)
         self.start()
         return scalars
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether an evaluation after `step` is on record. The same answer on all ranks."""
+        rows = self._events.rows() if self._events is not None else []
+        known = any(row.get("event") == "evaluated" and row.get("step") == step and "eval_loss" in row for row in rows)
+        return bool(self._mesh.max(torch.tensor([float(known)])).item())
 
     def saw(self, step: int, hook: str, values: Mapping[str, Any]) -> None:
         """Report a hook's return value: an event, and its `text` as a note."""

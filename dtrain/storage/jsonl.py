@@ -99,6 +99,11 @@ class Journal:
                 self._write([line for line, _ in rows])
         return [row for _, row in rows]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row that can be read."""
+        with self._writing:
+            return [row for line in self._all() if (row := _row(line)) is not None]
+
     def durable(self) -> None:
         """Make the rows appended so far durable and visible to others, whatever is killed afterwards; any thread may
         call it. Raises StoreError.

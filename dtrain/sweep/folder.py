@@ -17,7 +17,7 @@ import yaml
 
 from dtrain.config.schema import of_scope
 from dtrain.config.structure import COUNT, NUMBER, TEXT, Each, fault
-from dtrain.config.word import cut, spelling
+from dtrain.config.word import cut, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.result import SHAPE as RESULT
 from dtrain.storage import store
@@ -57,6 +57,11 @@ class Job:
         return replace(self, words=(*words, f"microbatch={size}"))
 
 
+def name_of(values: Mapping[str, Any], digest: str) -> str:
+    """The name of the folder of the job with these values."""
+    return f"{slug(f'{key}-{spelling(value)}' for key, value in values.items())}-{digest}"
+
+
 @dataclass(frozen=True)
 class Description:
     """sweep.yaml. `words`: key -> text of the words of all jobs; each of `spaces`: key -> values, or an interval as it
@@ -84,10 +89,15 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 
 def read(root: str) -> Description | None:
-    """The sweep at URL `root`; None if there is none. Raises StoreError for a damaged file or a newer format."""
+    """The sweep at URL `root`; None if there is none, or its file is empty: a process was killed as it wrote it. Raises
+    StoreError for a damaged file or a newer format.
+    """
     url = store.join(root, "sweep.yaml")
     try:
-        data = yaml.load(store.beginning(url, LARGEST), _Loader)
+        text = store.beginning(url, LARGEST)
+        if not text:
+            return None
+        data = yaml.load(text, _Loader)
     except StoreError as error:
         if error.kind == "missing":
             return None
@@ -124,7 +134,10 @@ def join(root: str, asked: Description) -> Description:
         except StoreError as error:
             if error.kind != "exists":
                 raise
-        there = read(root) or asked  # another worker was faster
+        there = read(root)  # another worker was faster
+        if there is None:
+            store.write(store.join(root, "sweep.yaml"), asked.document())
+            return asked
     found = {**_differences(there, asked), **_other_search(there, asked)}
     problems = [f"{key} is {here} here and {before} there" for key, (before, here) in found.items()]
     if problems:
@@ -138,6 +151,14 @@ def join(root: str, asked: Description) -> Description:
     if both != there:
         store.write(store.join(root, "sweep.yaml"), both.document())
     return both
+
+
+def placed(root: str, jobs: Iterable[Job]) -> list[Job]:
+    """The jobs, each with the name of the folder that it has already: as its values were called before another key was
+    swept too. Raises StoreError.
+    """
+    there = {name.rpartition("-")[2]: name for name in store.folders(root) if "-" in name}
+    return [replace(job, name=there.get(job.digest, job.name)) for job in jobs]
 
 
 def _canonical(space: Mapping[str, Sequence[Any] | str]) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -45,6 +45,17 @@ class Request:
     space: tuple[Axis, ...]
     swept: tuple[Word, ...] = ()
     """The words that the space was read from."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Key -> the file that it was read from, of keys that nobody typed."""
+
+    def attributed(self, problems: Iterable[str]) -> Iterable[str]:
+        """The problems of a job, whose words are composed as if they were typed, with the files they come from."""
+        for problem in problems:
+            yield re.sub(
+                r"([\w.]+)(=\S*)? \(command line\)",
+                lambda match: f"{match[1]}{match[2] or ''} ({self.places.get(match[1], 'command line')})",
+                problem,
+            )
 
     def description(self, study: Study) -> Description:
         """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
@@ -100,7 +111,8 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     if problems:
         raise WordsError(*problems)
     known = vocabulary([str(word) for word in fixed])
-    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes), tuple(swept))
+    from_files = {word.key: word.source for word in given if word.place}
+    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes), tuple(swept), from_files)
 
 
 def _settled(word: Word) -> Word:
@@ -171,6 +183,7 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
             fixed,
             (*written, *looks_for, *settings),
             tuple(_axis_of_file(key, values) for key, values in axes.items()),
+            places=dict.fromkeys((*there.words, *axes), str(place)),
         )
         for axes in there.spaces
     ]
@@ -251,7 +264,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
                 first.append(_first(request, sweep, config, plan, cluster, judge, depends))
             problems |= dict.fromkeys(stop.differences(sweep, first[0].plan, plan))
         except WordsError as error:
-            problems |= dict.fromkeys(error.problems)
+            problems |= dict.fromkeys(request.attributed(error.problems))
             continue
         job = _job(values, words, digest(config, swept=_aside(values)))
         jobs.setdefault(job.digest, job)
@@ -298,7 +311,7 @@ def born(request: Request, chosen: Mapping[str, Any], depends: Conditions, paren
 
 
 def _job(values: Mapping[str, Any], words: tuple[str, ...], meaning: str) -> Job:
-    return Job(values, words, f"{slug(f'{key}-{spelling(value)}' for key, value in values.items())}-{meaning}")
+    return Job(values, words, folder.name_of(values, meaning))
 
 
 def _settings(request: Request) -> Sweep:

@@ -6,6 +6,7 @@ one worker draws the same values whatever was quick and whatever was killed. Of 
 wait for the results.
 """
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -36,7 +37,7 @@ class Search:
     ) -> None:
         self._root, self._study, self._sampler, self._read, self._make = root, study, sampler, read, make
         self._trials, self._of_job = list[Trial](), dict[str, list[Trial]]()
-        self._unended = dict[int, Trial]()
+        self._unended, self._free = dict[int, Trial](), 0
         self._elsewhere = set[str]()
         """Jobs that other workers run."""
         self._again = deque[Job]()
@@ -73,7 +74,10 @@ class Search:
 
     @property
     def _number(self) -> int:
-        return self._trials[-1].number + 1 if self._trials else 0
+        """The lowest one that no trial has: the next, or one whose file is gone."""
+        while self._free < len(self._trials) and self._trials[self._free].number == self._free:
+            self._free += 1
+        return self._free
 
     @property
     def _count(self) -> int:
@@ -88,7 +92,7 @@ class Search:
         """Draw a trial and remember it; None if another worker was faster, whose trial is to be read."""
         past = [
             trial if trial.number <= number - self._study.ahead else replace(trial, losses=None)
-            for trial in self._trials
+            for trial in self._trials[:number]
         ]
         first = self._study.begin[number] if number < len(self._study.begin) else {}
         for attempt in range(ATTEMPTS):
@@ -100,7 +104,7 @@ class Search:
 
     def _add(self, trial: Trial) -> list[Job]:
         """The job of a trial, unless it has ended or is that of an earlier trial."""
-        self._trials.append(trial)
+        bisect.insort(self._trials, trial, key=lambda each: each.number)
         same = self._of_job.setdefault(trial.job, [])
         trial.losses = same[0].losses if same else trial.losses
         same.append(trial)

@@ -17,6 +17,7 @@ from dtrain.config.structure import MAPPING, TEXT, fault
 from dtrain.config.word import cut
 from dtrain.errors import StoreError
 from dtrain.storage import store
+from dtrain.sweep.folder import name_of
 from dtrain.sweep.space import Axis
 from dtrain.sweep.study import holds
 
@@ -59,23 +60,29 @@ def unbeaten(trials: Iterable[Trial]) -> list[Trial]:
 
 def record(root: str, trial: Trial) -> bool:
     """Create the file of a trial; False if another worker has drawn this number. Raises StoreError."""
-    data = {"job": trial.job, "values": dict(trial.values), "by": ME}
+    url, data = _url(root, trial.number), json.dumps({"job": trial.job, "values": dict(trial.values), "by": ME})
     try:
-        store.publish(_url(root, trial.number), json.dumps(data).encode())
+        store.publish(url, data.encode())
     except StoreError as error:
-        if error.kind == "exists":
+        if error.kind != "exists":
+            raise
+        if store.read(url):
             return False
-        raise
+        store.remove(url)
+        return record(root, trial)
     return True
 
 
 def read(root: str, number: int, axes: Sequence[Axis]) -> Trial | None:
-    """The trial with this number, None if nobody has drawn it. Raises StoreError, also for values that are none of the
-    axes.
+    """The trial with this number, None if nobody has drawn it; a kill may leave an empty file. Raises StoreError, also
+    for values that are none of the axes.
     """
     url = _url(root, number)
     try:
-        data = json.loads(store.beginning(url, LARGEST))
+        text = store.beginning(url, LARGEST)
+        if not text:
+            return None
+        data = json.loads(text)
     except StoreError as error:
         if error.kind == "missing":
             return None
@@ -106,6 +113,11 @@ def _url(root: str, number: int) -> str:
 def _wrong(data: Mapping[str, Any], axes: Sequence[Axis]) -> str:
     if not re.fullmatch(r"[\w+-][\w.+-]*", data["job"], re.ASCII):
         return f"{cut(data['job'])!r} is no folder of a job"
-    known = {axis.key: axis for axis in axes}
-    wrong = [key for key, value in data["values"].items() if key not in known or not holds(known[key], value)]
-    return f"{cut(wrong[0])} has no such value in the space" if wrong else ""
+    known, values = {axis.key: axis for axis in axes}, data["values"]
+    if wrong := [key for key, value in values.items() if key not in known or not holds(known[key], value)]:
+        return f"{cut(wrong[0])} has no such value in the space"
+    # optim.momentum may be left out where optim is swept, and is another one
+    if missing := [key for key in known if key not in values and key.split(".")[0] not in known.keys() - {key}]:
+        return f"it has no value of {cut(missing[0])}"
+    is_named = data["job"] == name_of(values, data["job"].rpartition("-")[2])
+    return "" if is_named else f"{cut(data['job'])} is not the folder of its values"

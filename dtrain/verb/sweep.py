@@ -99,7 +99,7 @@ def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
 
 def _figure_of(root: str, judged: jobs.Judged) -> float | Exception:
     """The figure that a sweeper gets from the only job."""
-    (job,) = judged.jobs
+    (job,) = folder.placed(root, judged.jobs)
     state = folder.state(root, job.name)
     if state.status == "finished":
         return value_of(judged.study.metrics[0], state.figures, state.loss)
@@ -159,7 +159,6 @@ def _take_part(
         raise WordsError("-m: ranks of an outer launcher cannot run a sweep. Type the command once, without it.")
     judged = [jobs.judged(request, cluster, decide) for request in requests]
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
-    every = list({job.name: job for each in judged for job in each.jobs}.values())
     requires.check(config, cluster)
     if not store.is_local(root):
         zygote.begin()  # a client of that storage starts threads
@@ -168,11 +167,12 @@ def _take_part(
     note_code()
     for request, each in zip(requests, judged, strict=True) if begin else ():
         folder.join(root, request.description(each.study))
+    every = folder.placed(root, {job.digest: job for each in judged for job in each.jobs}.values())
     there = folder.read(root)
     looks_for = judged[0].study if there is None else there.study
     what = "trials" if looks_for.is_search else "jobs"
     proposer, total, done = (
-        _named(requests, judged, looks_for, only)
+        _named(requests, judged, every, looks_for, only)
         if only
         else _proposer(requests, judged[0], every, looks_for, shuffled=not begin)
     )
@@ -258,14 +258,18 @@ def _grid(root: str, every: Sequence[Job], study: Study, *, shuffled: bool) -> t
 
 
 def _named(
-    requests: Sequence[jobs.Request], judged: Sequence[jobs.Judged], study: Study, names: frozenset[str]
+    requests: Sequence[jobs.Request],
+    judged: Sequence[jobs.Judged],
+    every: Sequence[Job],
+    study: Study,
+    names: frozenset[str],
 ) -> tuple[Proposer, int, int]:
     """The jobs of these names, of a grid or of the trials of a search. Raises WordsError if the sweep has no such job,
     or decides by itself how far each goes.
     """
     if study.stop != "none":
         raise WordsError(f"retry: sweep.stop={study.stop} decides which jobs go on. Type dtrain sweep work instead.")
-    known = {job.name: job for each in judged for job in each.jobs}
+    known = {job.name: job for job in every}
     for request, each in zip(requests, judged, strict=True):
         for trial in trials.every(request.root, request.space) if study.is_search else ():
             known[trial.job] = replace(jobs.drawn(request, trial.values, each.conditions), name=trial.job)

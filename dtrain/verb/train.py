@@ -91,9 +91,10 @@ def already_finished(plan: Plan, *, say: bool) -> Result | None:
 
 def farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
-    which = "held-out" if result.status in ("finished", "stopped") else "newest held-out"
     evaluation = "".join(
-        f", {which} {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items()
+        f", held-out {name.removeprefix('eval_')} {value:.4f}"
+        + f" of step {result.measured[name]}" * (result.measured.get(name, result.step) != result.step)
+        for name, value in result.metrics.items()
     )
     line = screen.on_one_line(
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"

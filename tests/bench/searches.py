@@ -54,7 +54,9 @@ def drawn(method: str, count: int, seed: int) -> list[Trial]:
     for number in range(count):
         seen = [trial if trial.number <= number - of.ahead else _running(trial) for trial in past]
         values = sampler.draw(number, 0, seen)
-        past.append(Trial(number, values, str(number), (known(values), values["clip"])[: len(of.metrics)]))
+        past.append(
+            Trial(number, values, folder.name_of(values, "0"), (known(values), values["clip"])[: len(of.metrics)])
+        )
     return past
 
 
@@ -77,7 +79,7 @@ def of_replay(method: str, count: int) -> tuple[float, float]:
         states = folder.states(place, [Job({}, (), trial.job) for trial in there])
         of = study(method, count + 1000)
         search = Search(
-            place, of, sampler_of(of, AXES, {}), lambda number: None, lambda values: Job(values, (), str(values)),
+            place, of, sampler_of(of, AXES, {}), lambda number: None, lambda values: Job(values, (), folder.name_of(values, "0")),
             [(trial, states[trial.job]) for trial in there],
         )  # fmt: skip
         first = search.next()

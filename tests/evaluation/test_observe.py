@@ -1,8 +1,10 @@
 """What the first step of a start shows is told: a forward that draws random numbers of which its modules say nothing; state that nobody saves."""
 
 import json
+import re
 from pathlib import Path
 
+import commands
 import pytest
 from launching import plan_of
 from pool import RankFailed, ranks
@@ -83,3 +85,26 @@ def test_a_buffer_of_the_first_forward_is_refused_after_the_first_step(tmp_path:
 
 def test_a_cache_that_nobody_saves_is_not_told_of(tmp_path: Path) -> None:
     assert told(plan_of(tmp_path / "run", "model._target_=wrong_models.Cached", *WORDS)) == []
+
+
+def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_and_told_with_its_step(tmp_path: Path) -> None:
+    words = ["model._target_=sweeping.Trouble", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]", "steps=9"]
+    words += ["data.samples=64", "objective=classification", "evaluate.every=3", "hook=[]", "logger=[]"]
+    trouble = ["model.how=terminated", f"model.once={tmp_path}/once"]
+    calm = commands.run(*words, "model.how=none", "out=calm", cwd=tmp_path)
+    assert calm.returncode == 0, calm.stderr
+    stopped = commands.run(*words, *trouble, "out=run", cwd=tmp_path)
+    assert stopped.returncode == 75 and "preempted after 3 steps" in stopped.stdout, stopped.stderr
+    assert not evaluations(tmp_path / "run"), "nothing was cut short"
+    (tmp_path / "once").unlink()
+    stopped = commands.run(*words, *trouble, "out=run", cwd=tmp_path)
+    assert stopped.returncode == 75 and "preempted after 5 steps" in stopped.stdout, stopped.stderr
+    assert re.search(r"held-out loss [\d.]+ of step 3,", stopped.stdout)
+    done = commands.run(*words, *trouble, "out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "calm")
+
+
+def evaluations(run: Path) -> list[tuple[int, float]]:
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [(event["step"], event["eval_loss"]) for event in events if event["event"] == "evaluated"]

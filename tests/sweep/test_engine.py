@@ -74,6 +74,32 @@ def test_the_weights_of_a_job_are_those_of_a_run_alone(slots: int, tmp_path: Pat
         assert result(job) == result(tmp_path / name)
 
 
+def test_a_key_that_is_swept_too_runs_no_finished_job_again(tmp_path: Path) -> None:
+    words = ["-m", *SMALL, "sweep.out=s"]
+    first = commands.run(*words, "optim.lr=1e-3,3e-3", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    more = commands.run(*words, "seed=0,1", "optim.lr=1e-3,3e-3", cwd=tmp_path)
+    assert more.returncode == 0 and "4 jobs in s, of which 2 are finished" in more.stdout, more.stderr
+    assert len(jobs(tmp_path / "s")) == 4
+    failed = next((tmp_path / "s").glob("optim.lr-*"))
+    (failed / "result.json").unlink()
+    again = commands.run("sweep", "work", "s", cwd=tmp_path)
+    assert again.returncode == 0 and "of which 3 are finished" in again.stdout, again.stderr
+    assert len(finished(tmp_path / "s")) == 4
+
+
+def test_a_mistake_in_a_file_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    recipe = "{model: mlp, data: synthetic, objective: regression, steps: 2, sweep: {space: {optim.lr: [1e-3, -4]}}}"
+    (tmp_path / "mine.yaml").write_text(recipe)
+    wrong = commands.run("-m", "recipe=mine.yaml", "sweep.out=s", cwd=tmp_path)
+    assert wrong.returncode == 2 and "optim.lr=-4 (mine.yaml:1): " in wrong.stderr, wrong.stderr
+    assert commands.run("-m", *SMALL, "optim.lr=1e-3,3e-3", "sweep.out=s", cwd=tmp_path).returncode == 0
+    file = tmp_path / "s/sweep.yaml"
+    file.write_text(file.read_text().replace("steps: '4'", "steps: '-4'"))
+    wrong = commands.run("sweep", "work", "s", cwd=tmp_path)
+    assert wrong.returncode == 2 and "steps=-4 (s/sweep.yaml): " in wrong.stderr, wrong.stderr
+
+
 def result(run: Path) -> tuple[float, list[bytes]]:
     """The loss of a run, and the bytes of the tensors in its shards, behind the header of each."""
     shards = [path.read_bytes() for path in sorted(run.glob("checkpoints/*/*/*.safetensors"))]

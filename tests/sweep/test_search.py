@@ -44,8 +44,7 @@ def opened(root: Path, of: Study, axes: Sequence[Axis] = AXES, conditions: Any =
 
     def make(values: Mapping[str, Any]) -> Job:
         there = {key: value for key, value in values.items() if drawing_exists(key, values, depends)}
-        text = "_".join(f"{key}-{value}" for key, value in sorted(there.items()))
-        return Job(there, (), text)
+        return Job(there, (), folder.name_of(there, "1f3a9c02"))
 
     past = trials.every(str(root), axes)
     states = folder.states(str(root), [Job({}, (), trial.job) for trial in past])
@@ -305,6 +304,8 @@ def volume(points: Sequence[tuple[float, float]], reference: float) -> float:
         ('{"job": "a", "values": {"x": 7.5}}', "x has no such value"),
         ('{"job": "a", "values": {"x": true}}', "x has no such value"),
         ('{"job": "a", "values": {"kind": ["a"]}}', "kind has no such value"),
+        ('{"job": "a", "values": {}}', "it has no value of x"),
+        ('{"job": "b-1", "values": {"x": 0.1, "y": 0.5, "n": 4, "kind": "a"}}', "b-1 is not the folder of its values"),
     ],
 )
 def test_a_trial_that_the_search_cannot_have_drawn_is_refused(text: str, sentence: str, tmp_path: Path) -> None:

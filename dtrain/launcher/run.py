@@ -147,9 +147,9 @@ def described(out: str) -> dict[str, Any] | None:
     return dict(there)
 
 
-def _run_of(source: str | None) -> str:
+def _run_of(source: Any) -> str:
     """The name of the run and of the checkpoint at a URL; the folders above may have been moved."""
-    run, _, checkpoint = (source or "").rstrip("/").partition("/checkpoints/")
+    run, _, checkpoint = str(source or "").rstrip("/").partition("/checkpoints/")
     return f"{run.split('/')[-1]} {checkpoint}"
 
 

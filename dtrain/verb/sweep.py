@@ -116,7 +116,12 @@ def _work(root: str, more: Sequence[str]) -> int:
 
 def _retry(root: str, more: Sequence[str]) -> int:
     """Run jobs that have failed again: all of them, or those that are named."""
-    names = [word for word in more if "=" not in word]
+    names, there = [word for word in more if "=" not in word], folder.read(root)
+    rungs = "none" if there is None else there.study.stop
+    if names and rungs != "none":
+        raise WordsError(
+            f"retry: sweep.stop={rungs} decides which jobs go on. Type dtrain sweep retry {cut(root)} for all of them."
+        )
     failed = [name for name, state in _states(root).items() if state.status == "failed"]
     chosen = [name.rstrip("/").rpartition("/")[2] for name in names] or failed
     unknown = [cut(name) for name in chosen if name not in failed]
@@ -129,7 +134,7 @@ def _retry(root: str, more: Sequence[str]) -> int:
         if not store.is_local(root):
             zygote.begin()  # a client of that storage starts threads
         requests = jobs.again(root, [word for word in more if word not in names])
-        return _take_part(requests, begin=False, only=frozenset(chosen))
+        return _take_part(requests, begin=False, only=frozenset(chosen if rungs == "none" else ()))
 
 
 def _stop(root: str, more: Sequence[str]) -> int:
@@ -264,11 +269,7 @@ def _named(
     study: Study,
     names: frozenset[str],
 ) -> tuple[Proposer, int, int]:
-    """The jobs of these names, of a grid or of the trials of a search. Raises WordsError if the sweep has no such job,
-    or decides by itself how far each goes.
-    """
-    if study.stop != "none":
-        raise WordsError(f"retry: sweep.stop={study.stop} decides which jobs go on. Type dtrain sweep work instead.")
+    """The jobs of these names, of a grid or of the trials of a search. Raises WordsError for another name."""
     known = {job.name: job for job in every}
     for request, each in zip(requests, judged, strict=True):
         for trial in trials.every(request.root, request.space) if study.is_search else ():

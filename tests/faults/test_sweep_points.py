@@ -10,7 +10,7 @@ from typing import Any
 import commands
 import pytest
 from sweep.test_engine import SMALL, finished, jobs, result, starts
-from sweep.test_searches import KNOWN, SPACE, drawn
+from sweep.test_searches import KNOWN, SPACE, best, drawn
 
 from dtrain.storage import store
 from dtrain.storage.disk import Disk
@@ -82,7 +82,7 @@ def test_the_command_of_a_search_at_every_operation(tmp_path: Path, monkeypatch:
     words = ["-m", *KNOWN, *SPACE, "sweep.search=tpe", "sweep.trials=3", "sweep.parallel=2"]
     calm = commands.run(*words, "sweep.out=calm", cwd=tmp_path)
     assert calm.returncode == 0, calm.stderr
-    best, trials = _best(tmp_path, "calm"), drawn(tmp_path / "calm")
+    winner, trials = best(tmp_path, "calm"), drawn(tmp_path / "calm")
     marks = tmp_path / "marks"
     marks.mkdir()
     for at in _until_done(marks):
@@ -94,7 +94,7 @@ def test_the_command_of_a_search_at_every_operation(tmp_path: Path, monkeypatch:
         events = {job: (job / "events.jsonl").read_bytes() for job in finished_jobs(tmp_path / out)}
         again = commands.run(*words, f"sweep.out={out}", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
-        assert drawn(tmp_path / out) == trials and _best(tmp_path, out) == best, at
+        assert drawn(tmp_path / out) == trials and best(tmp_path, out) == winner, at
         assert len(finished(tmp_path / out)) == 3
         for job, text in events.items():
             assert (job / "events.jsonl").read_bytes() == text, f"{job} was begun again after it had finished"
@@ -112,9 +112,3 @@ def _until_done(marks: Path) -> Iterator[int]:
 
 def finished_jobs(root: Path) -> list[Path]:
     return [path.parent for path in finished(root)]
-
-
-def _best(place: Path, out: str) -> str:
-    """The name of the best job, which `sweep best` gives."""
-    shown = commands.run("sweep", "best", out, cwd=place)
-    return re.findall(rf"recipe={out}/(\S+)/config.yaml", shown.stdout)[0]

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from launching import plan_of
 
-from dtrain.errors import RankError
+from dtrain.errors import RankError, WordsError
 from dtrain.launcher.inline import Inline
+from dtrain.launcher.run import finished, run
 
 
 def test_a_result_comes_back(tmp_path) -> None:
@@ -58,3 +60,19 @@ def test_the_threads_of_the_plan_are_those_of_the_rank_whatever_the_environment_
             assert Inline().launch(plan_of(tmp_path, *words)) == number
     finally:
         torch.set_num_threads(before)
+
+
+def test_another_run_to_begin_with_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        plan = plan_of(tmp_path / name, "steps=2")
+        run(plan, "")
+    for key in ("init", "fork"):
+        words = ("steps=4", f"{key}={tmp_path}/a")
+        run(plan_of(tmp_path / key, *words), "")
+        assert finished(plan_of(tmp_path / key, *words)) is not None
+        for other in (f"{key}={tmp_path}/b", "seed=0"):
+            with pytest.raises(WordsError, match=f"holds a run with another {key}"):
+                finished(plan_of(tmp_path / key, "steps=4", other))
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "a").rename(tmp_path / "moved/a")
+    assert finished(plan_of(tmp_path / "init", "steps=4", f"init={tmp_path}/moved/a")) is not None

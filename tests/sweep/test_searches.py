@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -27,6 +28,12 @@ def drawn(root: Path) -> list[dict[str, Any]]:
 
 def statuses(root: Path) -> list[str]:
     return [json.loads(path.read_text())["status"] for path in root.glob("*/result.json")]
+
+
+def best(place: Path, out: str) -> str:
+    """The name of the best job, which `sweep best` gives."""
+    shown = commands.run("sweep", "best", out, cwd=place)
+    return re.findall(rf"recipe={out}/(\S+)/config.yaml", shown.stdout)[0]
 
 
 def test_a_search_draws_its_jobs_and_goes_on_with_more_trials(tmp_path: Path) -> None:

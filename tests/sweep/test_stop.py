@@ -49,6 +49,20 @@ def result(job: Path) -> dict[str, Any]:
     return dict(json.loads((job / "result.json").read_text()))
 
 
+def test_jobs_that_failed_are_run_again_where_the_sweep_decides_which_go_on(tmp_path: Path) -> None:
+    words = ["-m", "model._target_=sweeping.Trouble", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]"]
+    words += ["data.samples=64", "objective=classification", "hook=[]", "logger=[]", "steps=9", "sweep.out=s"]
+    words += ["model.how=raises", f"model.once={tmp_path}/once", "seed=0,1,2", "sweep.stop=halving"]
+    first = commands.run(*words, cwd=tmp_path)
+    assert first.returncode == 1 and "1 x ValueError: planned" in first.stderr, first.stderr
+    (job,) = [path.parent.name for path in (tmp_path / "s").glob("*/failure.json")]
+    named = commands.run("sweep", "retry", "s", job, "trust=[sweeping]", cwd=tmp_path)
+    assert named.returncode == 2 and "Type dtrain sweep retry s for all of them" in named.stderr
+    again = commands.run("sweep", "retry", "s", "trust=[sweeping]", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert not [*(tmp_path / "s").glob("*/failure.json")]
+
+
 def test_halving_stops_the_worse_jobs_and_the_best_is_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     words = [RATES, "steps=24", "sweep.stop=halving", "sweep.rung=4", "sweep.factor=2", "sweep.out=s"]
     first = sweep(tmp_path, *words)

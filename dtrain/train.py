@@ -75,8 +75,7 @@ def train(plan: Plan) -> Result:
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
         log.begin(parts.objective, Slowdown(lambda: stream.waited))
-        if restored:
-            observers.catch_up(state.step)
+        observers.catch_up(state.step if restored else 0)
         spiked = ""
         while state.step < plan.steps and not spiked and not stop_asked.requested(state.step, mesh):
             watchdog.beat(state.step, stream.seen)

@@ -91,7 +91,7 @@ class Observers:
     def catch_up(self, step: int) -> None:
         """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first."""
         due = is_due(self._plan.evaluate_every, step, last=False)
-        if self._heldout is not None and step < self._plan.last_step and due and not self._log.has_evaluated(step):
+        if self._heldout is not None and 0 < step < self._plan.last_step and due and not self._log.has_evaluated(step):
             self.evaluate(step)
 
     def evaluate(self, step: int) -> None:

@@ -295,7 +295,7 @@ def drawn(request: Request, chosen: Mapping[str, Any], depends: Conditions) -> J
     """
     values, words = request.job_words(chosen, depends)
     try:
-        return _job(values, words, digest(compose([*words]), swept=_aside(values)))
+        return _job(values, words, digest(compose(_computing(words)), swept=_aside(values)))
     except WordsError:
         return _job(values, words, hashlib.sha256(" ".join(words).encode()).hexdigest()[:8])
 
@@ -305,9 +305,14 @@ def born(request: Request, chosen: Mapping[str, Any], depends: Conditions, paren
     folder of the sweep is called.
     """
     values, words = request.job_words(chosen, depends)
-    meaning = digest(compose([*words]), swept=_aside(values), fork=f"{parent.name} {step}")
+    meaning = digest(compose(_computing(words)), swept=_aside(values), fork=f"{parent.name} {step}")
     source = attempts.folder(store.join(request.root, parent.name), step)
     return replace(_job(values, (*words, f"fork={quote(source)}"), meaning), parent=(parent.name, step))
+
+
+def _computing(words: Iterable[str]) -> list[str]:
+    """The words without the options of a storage, which are none of a run without a place."""
+    return [word for word in words if not options.is_one(word.split("=")[0])]
 
 
 def _job(values: Mapping[str, Any], words: tuple[str, ...], meaning: str) -> Job:

@@ -268,7 +268,7 @@ def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothin
     storage: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     root = str(tmp_path / "s") if storage == "disk" else f"{request.getfixturevalue('s3')}/stopped-{os.getpid()}"
-    words = [*SMALL, "steps=8000", "seed=0,1", "sweep.parallel=1", f"sweep.out={root}", "checkpoint.every=50"]
+    words = [*SMALL, "steps=20000", "seed=0,1", "sweep.parallel=1", f"sweep.out={root}", "checkpoint.every=2000"]
     first = begin(tmp_path, *words)
     wait_for(lambda: ranks(1, contents, root, "COMMIT.json") != [{}])
     processes = [first.pid, *descendants(first.pid) - {first.pid}]

@@ -38,7 +38,13 @@ def check(plan: Plan) -> None:
 
 def missing(plan: Plan) -> list[str]:
     """One sentence for each problem; nothing is written."""
-    return [problem for each in CHECKS for problem in each(plan)]
+    checks = OF_RUN if fact(plan.launcher, "where") == "elsewhere" else (*OF_NODE, *OF_RUN)
+    return [problem for each in checks for problem in each(plan)]
+
+
+def on_node(plan: Plan) -> list[str]:
+    """The same for a node that has joined a run of another host."""
+    return [problem for each in (_devices, *OF_NODE) if each not in (_gpus, _loopback) for problem in each(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
@@ -60,6 +66,12 @@ def _gpus(plan: Plan) -> Iterable[str]:
             f"Type {fewer}nodes=1, launcher.here=1 launcher.address=<host>:<port> if the other nodes are other hosts, "
             "or backend=gloo for CPU processes."
         )
+
+
+def _devices(plan: Plan) -> Iterable[str]:
+    """The GPUs of a node with a host of its own."""
+    if plan.device == "cuda" and (there := detect().gpus) < plan.devices:
+        yield f"devices={plan.devices}: this node has {there} GPU(s)."
 
 
 def limits(plan: Plan) -> Iterable[str]:
@@ -227,4 +239,7 @@ def _resume(plan: Plan) -> Iterable[str]:
         yield f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it."
 
 
-CHECKS = (_machine, _gpus, limits, _loopback, _address, _data, _packages, _hub, _source, _resume)
+OF_NODE = (_machine, _gpus, limits, _loopback, _data, _packages, _hub)
+"""Checks of the host on which ranks run."""
+OF_RUN = (_address, _source, _resume)
+"""Checks of the command's host, and of the storage."""

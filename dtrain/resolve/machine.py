@@ -8,6 +8,7 @@ from typing import Any
 from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.config.constraints import is_number
+from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import values
@@ -32,6 +33,8 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     words = {word: part for word, part in config.options["cluster"].items() if part}
     word = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), "laptop")
     reason = f"{cluster.gpus} x {cluster.gpu}" if word != "laptop" else f"{cluster.cpus} cores and no GPU here"
+    if fact(config.launcher, "where") == "elsewhere":
+        reason += ", and nodes are taken to be like this host: else type cluster=<word>"
     draft["why"]["cluster"] = f"{word} (auto: {reason})"
     if cluster.gpus and word == "laptop":
         draft["why"]["cluster"] = (

@@ -164,6 +164,7 @@ def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     if cluster.threads:
         return {"threads": cluster.threads}
     # whether every node is a machine of its own, or all nodes share this one
-    separate = cluster.external or (cluster.gpus and config.choices["cluster"] != "auto")
+    elsewhere = fact(config.launcher, "where") == "elsewhere"
+    separate = cluster.external or elsewhere or (cluster.gpus and config.choices["cluster"] != "auto")
     here = draft["devices"] * (1 if separate else draft["nodes"])
     return {"threads": max(1, cluster.cpus // here)}

@@ -9,11 +9,9 @@ Both need the same DTRAIN_SECRET in their environment, which never crosses the n
 With `-` further variables are read from standard input: a line of JSON.
 """
 
-import base64
 import contextlib
 import json
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -28,9 +26,9 @@ from typing import Any
 from dtrain import cluster, secrets
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
-from dtrain.config.structure import fault
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import process, run_rank
+from dtrain.launcher import preflight, process, run_rank
+from dtrain.launcher.local import alike, files
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.warm import UnforkableError, load, warm
@@ -38,7 +36,6 @@ from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
 from dtrain.result import EXIT_CODES
-from dtrain.result import SHAPE as RESULT
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 
@@ -47,8 +44,6 @@ REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
 does not answer is reported as stuck in native code.
 """
 BEAT_SECONDS = 1.0
-FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
-"""The name of a file that a rank writes."""
 LOOK_SECONDS = 0.25
 """Seconds between two checks of the ranks' reports: a rank that has failed may hang on its way out."""
 FROZEN_SECONDS = 3.0
@@ -179,7 +174,7 @@ class Agent:
 
     def _send_end(self, do: str, round: int) -> None:
         """Send the files of the reports too, unless the server reads them itself."""
-        self._link.send(do=do, round=round, files={} if self._shared else _read(self._reports))
+        self._link.send(do=do, round=round, files={} if self._shared else files.pack(self._reports))
 
     def _stop(self, *, number: int) -> None:
         self._asked = True
@@ -249,26 +244,6 @@ class Agent:
             failure.look(self._reports, rank, pid)
 
 
-def _read(folder: Path) -> dict[str, str]:
-    """The files of a folder, as text for JSON."""
-    return {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir() if path.is_file()}
-
-
-def unpack(files: Mapping[str, object], folder: Path) -> None:
-    """Write the files that `_read` returned on another host. Raises ConnectionError for anything else."""
-    for name, data in files.items():
-        if not FILE.fullmatch(name) or not isinstance(data, str):
-            raise ConnectionError(f"it sent a file {name!r}, which no rank leaves")
-        try:
-            content = base64.b64decode(data, validate=True)
-            facts = json.loads(content or "{}") if name.endswith(".json") else {}
-        except (ValueError, RecursionError) as error:
-            raise ConnectionError(f"it sent a file {name} that is cut or changed") from error
-        if problem := fault(facts, RESULT if name == "result.json" else {}):
-            raise ConnectionError(f"it sent a file {name} of which {problem}")
-        store.write(str(folder / name), content)
-
-
 def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
     """One rank, in its own process. It keeps the link open, so that the server does not see the node end while one of
     its ranks is alive.
@@ -313,8 +288,12 @@ def join(address: str, wait: float, cold: str = "") -> int:
     cannot be joined, and UnforkableError.
     """
     refuse(address)
-    folder, plan, agent = store.scratch("agent"), None, None
-    process.claim(folder)
+    plan, agent = None, None
+    try:
+        folder = store.scratch("agent")
+        process.claim(folder)
+    except OSError as error:
+        raise PreflightError(f"there is no room for the files of this node: {why(error)}. Free some.") from error
     since = time.monotonic()
     try:
         while True:
@@ -322,7 +301,7 @@ def join(address: str, wait: float, cold: str = "") -> int:
                 with contextlib.closing(knock(address)) as link:
                     welcome = greet(link)
                     if plan is None or welcome["plan"] != plan.to_dict():
-                        plan = Plan.from_dict(welcome["plan"])
+                        plan = _fitting(welcome, link)
                         warm(plan, cold)
                     options.take_over(welcome["storage"])
                     os.environ.update(welcome["environment"])
@@ -344,6 +323,21 @@ def join(address: str, wait: float, cold: str = "") -> int:
                 time.sleep(0.5)
     finally:
         process.remove(folder)
+
+
+def _fitting(welcome: Mapping[str, Any], link: Link) -> Plan:
+    """The plan, if this node is like the server's host and can run it. Otherwise the server is told why, and
+    PreflightError is raised.
+    """
+    problems = alike.differences(welcome["same"])
+    if not problems:
+        plan = Plan.from_dict(welcome["plan"])
+        options.take_over(welcome["storage"])
+        problems = [*alike.of_plan(welcome["same"], plan), *preflight.on_node(plan)]
+    if problems:
+        link.send(do="unfit", why="\n".join(problems))
+        raise PreflightError(*problems)
+    return plan
 
 
 def refuse(address: str) -> None:

@@ -240,7 +240,7 @@ def _outcome(scratch: Path, code: int) -> Result:
         raise signals.StopRequested(over["stopped_by"])
     folder = scratch / f"round-{over['round']}"
     if over.get("exit_code") == PreflightError.exit_code:
-        raise PreflightError(over["error"])
+        raise PreflightError(*over["error"].splitlines())
     if over["error"]:
         error = RankError(over["error"])
         if folder.exists():

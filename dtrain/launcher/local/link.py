@@ -22,7 +22,9 @@ SEND_SECONDS = 5.0
 """A peer that accepts no bytes for this long is lost."""
 LONGEST = 64 << 20
 """The most bytes of a line: the files that the ranks of a node write in a round."""
-HELLO = re.compile(rb"dtrain 1 ([0-9a-f]{64})")
+PROTOCOL = b"2"
+"""Changes with the messages below."""
+HELLO = re.compile(rb"dtrain ([0-9]{1,9}) ([0-9a-f]{64})")
 Role = Literal["server", "agent"]
 LONGEST_OF_STRANGERS: Mapping[Role, int] = {"server": 4 << 10, "agent": 4 << 20}
 """The most bytes of a line that the server or an agent accepts from an unproved peer: a host name, and a plan."""
@@ -31,6 +33,7 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
     "agent": {
         "join": {"host": str},
         "ready": {},
+        "unfit": {"why": str},
         "leaving": {},
         "beat": {"number": int},
         "failed": {"round": int, "victim": bool},
@@ -38,7 +41,7 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
         "done": {"round": int, "files": dict},
     },
     "server": {
-        "welcome": {"plan": dict, "storage": str, "silence": (int, float), "environment": dict},
+        "welcome": {"plan": dict, "storage": str, "silence": (int, float), "environment": dict, "same": dict},
         "refused": {"why": str},
         "heard": {"number": int},
         "start": {"round": int, "first": int, "nodes": int, "group": int, "passed": (int, float), "environment": dict},
@@ -68,7 +71,7 @@ class Link:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if secret is not None:
             self._nonce = secrets.token_hex(32).encode()
-            self._write(b"dtrain 1 " + self._nonce)
+            self._write(b"dtrain " + PROTOCOL + b" " + self._nonce)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -113,7 +116,12 @@ class Link:
             hello = HELLO.fullmatch(line)
             if hello is None:
                 raise ConnectionError("the other end is no dtrain process")
-            self._seal = _Seal(self._secret, self._role, self._nonce, hello[1])
+            if hello[1] != PROTOCOL:
+                raise ConnectionError(
+                    f"the other end speaks protocol {hello[1].decode()} and this one {PROTOCOL.decode()}: install the "
+                    "same dtrain on both"
+                )
+            self._seal = _Seal(self._secret, self._role, self._nonce, hello[2])
             return None
         text = self._seal.open(line) if self._seal else line
         self.proved = True

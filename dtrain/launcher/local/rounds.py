@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, LEASE, RESTART_REASON, STORE
+from dtrain.errors import PreflightError
 from dtrain.launcher import process
-from dtrain.launcher.local import agent
+from dtrain.launcher.local import agent, alike, files
 from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.local.node import Node
@@ -76,6 +77,8 @@ class Rounds:
         self._store_pid, self._done, self._ticked = 0, set[int](), time.monotonic()
         self._pause = ""
         """Why the ranks of this round were asked to save and stop, so that the next one has other nodes."""
+        self._unfit = dict[str, tuple[float, str]]()
+        """Host of a node that cannot run the plan -> when it was refused, and why."""
         self._refused = 0
         """How often no store could be started."""
         self._stopped: float | None = None
@@ -184,6 +187,7 @@ class Rounds:
             if free:
                 lease = {name: value for name, value in os.environ.items() if name.startswith(LEASE)}
                 facts = {"storage": options.hand_over(), "silence": self.silence, "environment": lease}
+                facts["same"] = alike.facts(self.plan)
                 link.send(do="welcome", plan=self.plan.to_dict(), **facts)
                 self._add(Node(free[0], link, host, None, time.monotonic()))
             else:
@@ -203,8 +207,10 @@ class Rounds:
             self._dismiss()
         elif do == "join":
             raise ConnectionError("it joins again")
+        elif do == "unfit":
+            self._unfit.setdefault(node.host, (node.heard, message["why"]))
         elif message["round"] == self.log.round and node.running:
-            agent.unpack(message.get("files", {}), self._folder)
+            files.unpack(message.get("files", {}), self._folder)
             if do == "failed":
                 self.failed.setdefault("victim" if message["victim"] else "cause", node.heard)
             else:
@@ -257,6 +263,13 @@ class Rounds:
             self._over(f"{self.log.reason or 'the run cannot begin'}; {self._unstarted.read_text()}")
         elif len(slots) == self.plan.nodes or (len(slots) >= self._fewest and waited > short):
             self._begin(slots)
+        elif (
+            self._unfit
+            and len(slots) < self._fewest
+            and time.monotonic() - min(self._unfit.values())[0] > LAST_CALL_SECONDS
+        ):
+            lines = [f"{host}: {line}" for host, (_, text) in self._unfit.items() for line in text.splitlines()]
+            self._over("\n".join(lines), exit_code=PreflightError.exit_code)
         elif waited > self.wait:
             missing = ", ".join(str(slot) for slot in range(self.plan.nodes) if slot not in slots)
             self._over(
@@ -377,10 +390,10 @@ class Rounds:
         else:
             self._over(None)
 
-    def _over(self, error: str | None) -> None:
+    def _over(self, error: str | None, **more: Any) -> None:
         """End the run. `error`: the reason, if no rank of the last round reports it."""
         stopped_by = 0 if (self._folder / "result.json").exists() else self.stop_request
-        write_over(self.scratch, {"round": self.log.round, "error": error, "stopped_by": stopped_by})
+        write_over(self.scratch, {"round": self.log.round, "error": error, "stopped_by": stopped_by, **more})
 
 
 def write_over(scratch: Path, over: Mapping[str, Any]) -> None:

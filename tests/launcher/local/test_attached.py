@@ -24,7 +24,11 @@ class Begun:
         if not folder.exists():
             shutil.copytree(KIT, folder, ignore=shutil.ignore_patterns("__pycache__"))
         scratch.mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", "TMPDIR": str(scratch)}
+        env = {
+            **os.environ,
+            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}:{Path(__file__).parents[3]}",
+            "TMPDIR": str(scratch),
+        }
         env.pop("DTRAIN_SECRET", None)
         self.address = f"127.0.0.1:{free_port()}"
         own = ["model=mlp", "trust=[launching,kit]", f"launcher={launcher}"]

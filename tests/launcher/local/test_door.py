@@ -73,7 +73,7 @@ def known(address: str) -> Link:
 def malformed(chance: random.Random) -> bytes:
     """A message that no agent of this run sends."""
     join = {"do": "join", "host": "evil", "secret": ""}
-    hello = b"dtrain 1 " + chance.randbytes(32).hex().encode() + b"\n"
+    hello = b"dtrain 2 " + chance.randbytes(32).hex().encode() + b"\n"
     return chance.choice([
         b"", b"\n", b"\n\n\n", b"[" * chance.randrange(1, 1 << 18) + b"\n", b'{"do":' * 50_000 + b"\n", b"null\n", b'"join"\n', b"{}\n", b"GET / HTTP/1.1\r\n\r\n",
         json.dumps(join).encode() + b"\n", json.dumps(join)[: chance.randrange(1, 30)].encode(), json.dumps(join | {"do": "bye"}).encode() + b"\n",
@@ -210,6 +210,8 @@ def evil(tmp_path: Path) -> dict[str, Any]:
         "storage": '{"storage": {}, "secrets": {"kept": {}, "known": []}}',
         "silence": 5,
         "environment": {},
+        "same": {},
+        "same": {},
     }
 
 
@@ -236,7 +238,7 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(
             time.sleep(0.1)
 
     ways: dict[str, Callable[[socket.socket], Any]] = {
-        "a welcome": lambda victim: victim.sendall(welcome), "a greeting and a welcome": lambda victim: victim.sendall(b"dtrain 1 " + b"0" * 64 + b"\n" + welcome),
+        "a welcome": lambda victim: victim.sendall(welcome), "a greeting and a welcome": lambda victim: victim.sendall(b"dtrain 2 " + b"0" * 64 + b"\n" + welcome),
         "another secret": guessed, "its own words": lambda victim: victim.sendall(heard[-1]), "drops": dropping,
         "deep": lambda victim: victim.sendall(b"[" * 1_000_000 + b"\n"), "long": lambda victim: victim.sendall(b"x" * (16 << 20)), "nothing": lambda victim: None,
     }  # fmt: skip
@@ -398,7 +400,7 @@ def test_another_user_of_this_host_neither_joins_nor_serves(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "no run of this user listens there" in done.stderr
     with (
-        fake(lambda victim: victim.sendall(b"dtrain 1 " + b"0" * 64 + b"\n")) as (address, heard),
+        fake(lambda victim: victim.sendall(b"dtrain 2 " + b"0" * 64 + b"\n")) as (address, heard),
         pytest.raises(TimeoutError, match="no run of this user"),
     ):
         join(address, 0.1)

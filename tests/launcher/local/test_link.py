@@ -14,7 +14,7 @@ import pytest
 from dtrain.launcher.local.link import FROM, LONGEST_OF_STRANGERS, Link
 
 SECRET = b"a secret of this run"
-WELCOME = {"do": "welcome", "plan": {"trust": []}, "storage": "s3://key", "silence": 15, "environment": {}}
+WELCOME = {"do": "welcome", "plan": {"trust": []}, "storage": "s3://key", "silence": 15, "environment": {}, "same": {}}
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_stranger_says_little_and_none_of_it_is_read_as_json(role: Any, monkey
         b'{"do": "join", "host": "a", "secret": ""}\n',
         b"\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"dtrain 1 " + chance + b"\n{}\n",
+        b"dtrain 2 " + chance + b"\n{}\n",
         b"x" * (LONGEST_OF_STRANGERS[role] + 1),
     ):
         here, there = socket.socketpair()
@@ -181,3 +181,11 @@ def test_a_stranger_says_little_and_none_of_it_is_read_as_json(role: Any, monkey
             with sent(there, said), pytest.raises(ConnectionError):
                 while True:
                     link.receive()
+
+
+def test_another_protocol_is_named() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(Link(ours, "agent", secret=SECRET)) as link, theirs:
+        theirs.sendall(b"dtrain 1 " + b"0" * 64 + b"\n")
+        with pytest.raises(ConnectionError, match="speaks protocol 1 and this one 2: install the same dtrain on both"):
+            link.receive()

@@ -211,7 +211,6 @@ def evil(tmp_path: Path) -> dict[str, Any]:
         "silence": 5,
         "environment": {},
         "same": {},
-        "same": {},
     }
 
 

@@ -2,8 +2,8 @@
 
 import datetime
 import faulthandler
-import importlib
 import os
+import pkgutil
 import queue
 import sys
 from collections import Counter
@@ -30,6 +30,13 @@ _met = Counter[str]()
 """The number of rendezvous at the store of an address: it keeps the keys of earlier process groups, as of dead
 attempts.
 """
+LAYOUT_CACHES = (
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache",
+    "torch.distributed.tensor._redistribute.clear_redistribute_planner_cache",
+    "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear",
+    "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
+)
+"""Functions that clear DTensor's caches. A version of torch without one of them has nothing there to clear."""
 ABORT_SECONDS = 1.0
 """NCCL's abort may hang as its collectives do."""
 EXIT_SECONDS = 10.0
@@ -99,11 +106,13 @@ def _meet(join: Callable[[], None], store: Store, world: int) -> None:
 
 
 def _forget_layouts() -> None:
-    """Clear DTensor's caches of layouts. Their entries name groups, a mesh of the same shape finds them again, and the
-    next process group gives the names anew: to no group, or to another one.
+    """Clear DTensor's caches of layouts. Their entries keep meshes and so groups with their threads. A mesh of the same
+    shape finds them again, and then uses groups by name, though the next process group gives the names anew.
     """
     if "torch.distributed.tensor" in sys.modules:
-        importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+        for clear in LAYOUT_CACHES:
+            with suppress(ImportError, AttributeError):
+                pkgutil.resolve_name(clear)()
 
 
 def _abort() -> None:

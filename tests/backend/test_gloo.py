@@ -1,6 +1,8 @@
 """The process group of one rank: opened from the environment, closed again, without hanging."""
 
+import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,12 +92,20 @@ def groups_of_another_layout(spare: int) -> float:
         return float(sums.sqrt().full_tensor())  # needs the sums of both ranks
 
 
-def one_mesh_after_the_other() -> list[float]:
-    return [groups_of_another_layout(spare) for spare in (5, 0, 3)]
+def one_mesh_after_the_other() -> tuple[list[float], list[int]]:
+    """The roots, and how many threads each mesh left."""
+    roots, threads = [], []
+    for spare in (5, 0, 3):
+        roots.append(groups_of_another_layout(spare))
+        gc.collect()
+        threads.append(len(list(Path("/proc/self/task").iterdir())))
+    return roots, threads
 
 
-def test_a_mesh_uses_no_group_of_an_earlier_one() -> None:
-    assert ranks(4, one_mesh_after_the_other) == [pytest.approx([8**0.5] * 3)] * 4
+def test_a_mesh_uses_no_group_of_an_earlier_one_and_keeps_none() -> None:
+    for roots, threads in ranks(4, one_mesh_after_the_other):
+        assert roots == pytest.approx([8**0.5] * 3)
+        assert len(set(threads)) == 1
 
 
 def test_a_collective_that_never_completes_is_an_error() -> None:

@@ -65,9 +65,9 @@ def test_what_cannot_be_imported_is_named(name: str, why: str) -> None:
     "name",
     [
         "dtrain.build.importlib.import_module",
-        "dtrain.launcher.local.os.system",
+        "dtrain.launcher.local.attached.os.system",
         "torch.os.system",
-        "dtrain.launcher.local.subprocess.Popen",
+        "dtrain.launcher.local.attached.subprocess.Popen",
     ],
 )
 def test_a_name_cannot_lead_out_of_its_package(name: str) -> None:

@@ -89,11 +89,16 @@ def already_finished(plan: Plan, *, say: bool) -> Result | None:
     return result
 
 
+def _measured(result: Result, name: str) -> str:
+    """The step after which a metric was measured, if it is not the last."""
+    step = result.measured.get(name, result.step)
+    return "" if step == result.step else f" of step {step}"
+
+
 def farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     evaluation = "".join(
-        f", held-out {name.removeprefix('eval_')} {value:.4f}"
-        + f" of step {result.measured[name]}" * (result.measured.get(name, result.step) != result.step)
+        f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
     line = screen.on_one_line(

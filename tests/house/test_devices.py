@@ -108,7 +108,7 @@ MADE = {
     "crosses by gloo, and waits for no device": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
-        "doctor/bandwidth.py:_measured",
+        "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:tensor", "data/dataset.py:_classes"),
     "bytes of a checkpoint, in the memory of the host": (
@@ -127,7 +127,7 @@ WAITS_FOR = {
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
         "data/order.py:permute", "data/order.py:samples", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
-        "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
+        "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log.flush",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
@@ -157,7 +157,7 @@ CUDA = {
         "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
-        "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
+        "launcher/preflight.py:_devices", "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
         "resolve/auto.py:_budget", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),

@@ -108,7 +108,7 @@ def held(decided: Plan) -> float:
 def test_the_layout_fits_where_one_does(memory: int) -> None:
     decided = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=memory * GIB))
     assert held(decided) <= 0.85 * memory
-    assert f"{0.85 * memory:.1f} GiB on each rank" in decided.why["strategy"]
+    assert f"{0.85 * memory:g} GiB on each rank" in decided.why["strategy"]
 
 
 def test_the_reason_names_the_next_layout_or_the_faster_one_that_does_not_fit() -> None:

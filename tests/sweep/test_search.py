@@ -181,7 +181,8 @@ def test_a_job_that_failed_is_the_worst_and_one_that_was_stopped_has_not_ended(t
 
 
 def test_of_two_workers_one_alone_draws_a_number(tmp_path: Path) -> None:
-    one, other = (trials.Trial(0, {"x": value}, f"job-{value}") for value in (0.25, 0.5))
+    drawn = ({"x": value, "y": 0.5, "n": 2, "kind": "a"} for value in (0.25, 0.5))
+    one, other = (trials.Trial(0, values, folder.name_of(values, "1f3a9c02")) for values in drawn)
     assert trials.record(str(tmp_path), one) and not trials.record(str(tmp_path), other)
     (found,) = trials.every(str(tmp_path), AXES)
     assert found == one

@@ -29,12 +29,13 @@ from dtrain.lifecycle import failure
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.sweep.engine import Engine
+from dtrain.sweep.workers import Workers
 from dtrain.train import train
 
 MOST_LINES = 12
 SECONDS = 20
 PARTS = 10
-MET = (2950, 4176, 6808, 8346, 9031, 20507, 23864, 24377, 26942)
+MET = (2950, 4176, 6808, 8346, 8986, 9031, 20507, 23864, 24377, 26942)
 """Seeds beyond the first 500 that were answered badly once."""
 
 
@@ -54,6 +55,7 @@ def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for launcher in (Inline, Local, External):
         monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(Engine, "run", launch)
+    monkeypatch.setattr(Workers, "run", launch)
     monkeypatch.setattr(preflight, "check", lambda plan: None)
     monkeypatch.setattr(failure, "save", lambda *_: None)
     monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.2)

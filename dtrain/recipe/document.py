@@ -79,6 +79,8 @@ def parse(data: bytes) -> Node:
         here = text.splitlines()[line - 1] if line <= len(text.splitlines()) else ""
         if "\t" in here[: column + 1]:
             raise Slip("a tab: YAML is indented with blanks.", line, column) from error
+        if "nesting depth" in (error.problem or ""):  # of PyYAML 6.0.4, which has a limit of its own
+            raise Slip(f"more than {DEEPEST} levels.", line) from error
         raise Slip(
             f"not YAML: {error.problem or 'broken'}. Look at the indentation, colons and brackets there.", line, column
         ) from error

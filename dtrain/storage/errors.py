@@ -15,8 +15,11 @@ BUSY = {
     errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET,
     errno.ECONNREFUSED,
     errno.ECONNABORTED, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOBUFS,
+    errno.ENOTEMPTY,
 }  # fmt: skip
-"""Errors that may pass when tried again. EIO is one: network disks return it, and every retry writes a new file."""
+"""Errors that may pass when tried again. EIO is one: network disks return it, and every retry writes a new file. So is
+ENOTEMPTY: another process, such as the one that renews a lease, wrote into a folder while it was removed.
+"""
 ERRNO = {
     **dict.fromkeys(BUSY, "busy"),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),

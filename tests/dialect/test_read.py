@@ -5,12 +5,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from imported import imported
 
 from dtrain.dialect.ledger import Code
 from dtrain.dialect.read import parse
 from dtrain.errors import WordsError
 
+MERGES_ONCE = yaml.__version__ >= "6.0.4"
+"""Whether PyYAML merges each key once; before, a merge of merges repeated them all."""
 BROKEN = {
     "a comment in JSON": (
         "a.json",
@@ -42,7 +45,7 @@ BROKEN = {
         + "".join(
             f"{two}: &{two} {{<<: [{','.join([f'*{one}'] * 9)}], {two}: 1}}\n" for one, two in pairwise("abcdefghi")
         ),
-        "more than 20000 values",
+        "no key belongs to" if MERGES_ONCE else "more than 20000 values",
     ),
     "a list as a key": ("a.yaml", "? [a, b]\n: 1", "a key that is not a scalar"),
     "a number of 5,000 digits": ("a.json", '{"a": 1' + "0" * 5000 + "}", "not JSON: Exceeds the limit"),

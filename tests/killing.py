@@ -50,7 +50,7 @@ def family(command: int) -> dict[str, list[int]]:
 def descendants(pid: int) -> set[int]:
     """Processes below `pid`, and those of its sessions, as far as they are to be seen."""
     parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in _stats():
         try:
             parents[int(entry.parent.name)] = int(entry.read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
@@ -73,10 +73,15 @@ def _below(servers: list[int], parents: Mapping[int, list[tuple[int, str]]]) -> 
     return {"agent": agents, "store": stores, "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])]}
 
 
+def _stats() -> list[Path]:
+    """The stat of each process. `glob` would look at each, and fail at one that has ended meanwhile."""
+    return [Path("/proc", name, "stat") for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
 def _children() -> dict[int, list[tuple[int, str]]]:
     """pid -> pids and names of what it forked and lives."""
     parents: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in _stats():
         with contextlib.suppress(OSError):
             pid, _, rest = entry.read_text().partition(" (")
             name, _, rest = rest.rpartition(") ")

@@ -436,7 +436,7 @@ def strange(chance: random.Random, round: int) -> dict[str, object]:
         for name in chance.sample(NAMES, chance.randrange(len(NAMES)))
     }
     values = {
-        "host": chance.choice(["evil", "", "a" * 300]), "number": chance.choice([-1, 0, 1 << 70]), "victim": chance.random() < 0.5,
+        "host": chance.choice(["evil", "", "a" * 300]), "why": chance.choice(["evil", "", "a" * 300]), "number": chance.choice([-1, 0, 1 << 70]), "victim": chance.random() < 0.5,
         "round": chance.choice([-1, round, round, round, round + 1, 1 << 70]), "files": files,
     }  # fmt: skip
     return {"do": do, **{field: values[field] for field in FROM["agent"][do]}}

@@ -1,19 +1,18 @@
 """Processes that an engine starts on this host, such as ssh, mpirun or srun: one for each node, or one for several."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from dtrain.errors import PreflightError, why
+from dtrain.launcher import process
 
 STOP_SECONDS = 5.0
 """Time for the processes to end after SIGTERM."""
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Children:
@@ -31,7 +30,7 @@ class Children:
         try:
             child = subprocess.Popen(
                 command, env={**os.environ, **environment}, stdin=subprocess.PIPE, start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(process.die_with, os.getpid()),
             )  # fmt: skip
         except OSError as error:
             raise PreflightError(f"{command[0]} cannot be started: {why(error)}.") from error
@@ -57,8 +56,3 @@ class Children:
         for child in self._nodes:
             child.wait()
         self._nodes.clear()
-
-
-def _die_with_parent() -> None:
-    if _libc:
-        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -67,10 +67,14 @@ def retitle(title: str) -> None:
         ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""Loaded here, because a child of a process with threads may not."""
+
+
 def die_with(parent: int) -> None:
     """Linux: get SIGKILL when `parent`, which forked this process, ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if _libc:
+        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it ended before the line above
             os._exit(1)
 

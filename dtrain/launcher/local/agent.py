@@ -329,7 +329,7 @@ def _fitting(welcome: Mapping[str, Any], link: Link) -> Plan:
     """The plan, if this node is like the server's host and can run it. Otherwise the server is told why, and
     PreflightError is raised.
     """
-    problems = alike.differences(welcome["same"])
+    problems = [*alike.of_host(welcome["same"])]
     if not problems:
         plan = Plan.from_dict(welcome["plan"])
         options.take_over(welcome["storage"])

@@ -28,13 +28,8 @@ def facts(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def differences(same: Mapping[str, Any]) -> list[str]:
-    """One sentence for each difference of this host from the server's, whose facts are `same`."""
-    return list(_differences(same))
-
-
 def of_plan(same: Mapping[str, Any], plan: Plan) -> Iterator[str]:
-    """The differences that show once the plan is read here."""
+    """The differences of `same` that show once the plan is read here."""
     if plan.digest != same["digest"]:
         yield (
             f"the same plan has the digest {plan.digest} here and {same['digest']} on {same['host']}: their code of "
@@ -47,7 +42,8 @@ def of_plan(same: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         )
 
 
-def _differences(same: Mapping[str, Any]) -> Iterator[str]:
+def of_host(same: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each difference of this host from the server's, whose facts are `same`."""
     there = f"on {same['host']}"
     if _python() != same["python"]:
         yield f"Python is {_python()} here and {same['python']} {there}. Use the same one."

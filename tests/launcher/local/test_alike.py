@@ -22,7 +22,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def test_the_same_host_does_not_differ(plan: Plan) -> None:
     same = alike.facts(plan)
-    assert not alike.differences(same)
+    assert not [*alike.of_host(same)]
     assert not [*alike.of_plan(same, plan)]
     assert same["packages"]["numpy"]
 
@@ -42,7 +42,7 @@ def test_each_difference_is_one_sentence(
     change: dict[str, Any], said: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DTRAIN_CODE", "0123")
-    (problem,) = alike.differences({**alike.facts(plan), "host": "far", **change})
+    (problem,) = alike.of_host({**alike.facts(plan), "host": "far", **change})
     assert said in problem
 
 

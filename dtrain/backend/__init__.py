@@ -31,10 +31,11 @@ _met = Counter[str]()
 attempts.
 """
 LAYOUT_CACHES = (
-    "torch.distributed.tensor.debug._clear_sharding_prop_cache",
-    "torch.distributed.tensor._redistribute.clear_redistribute_planner_cache",
-    "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear",
-    "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
+    "torch.distributed.tensor._api:DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear",
+    "torch._C:_clear_DTensor_sharding_propagator_cache",
+    "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache",
+    "torch.distributed.tensor._redistribute:_gen_transform_infos.cache_clear",
+    "torch.distributed.tensor._collective_utils:MeshTopoInfo.build_from_mesh.cache_clear",
 )
 """Functions that clear DTensor's caches. A version of torch without one of them has nothing there to clear."""
 ABORT_SECONDS = 1.0

@@ -101,7 +101,9 @@ class Meter(TorchDispatchMode):
         self.updates = False
         """Whether the optimizer is at work: gradients stay, and views and what is written in place take no memory."""
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
-        self.standing, self.between = [weakref.ref(each) for each in standing], between
+        steady = sizes([*self.resting, *self.state]).keys()
+        self.standing = [weakref.ref(each) for each in standing if each._cdata not in steady]
+        self.between = between
         self._alive: dict[int, Any] = {}
         self._held: dict[int, list[int]] = {}
         self._buckets, self._gathers, self._reduces = buckets, [], []
@@ -171,7 +173,7 @@ class Meter(TorchDispatchMode):
             self._gathers.append(weakref.ref(storage(args[0])))
         if func.namespace == "c10d" and "reduce_scatter" in func.__name__:
             self._reduces += [weakref.ref(storage(args[0])), weakref.ref(storage(args[1]))]
-        if new or not self.updates:
+        if new or not (self.updates or func.is_view):
             self.look()
         return out
 

@@ -1,6 +1,6 @@
-"""Every collective of a real run, as torch's dispatcher sees it: what kind, among which ranks, how many bytes, from which part of the loop.
+"""Every collective of a step of a real run, as torch's dispatcher sees it: what kind, among which ranks, how many bytes, from which part of the loop.
 
-steps = count("strategy=fsdp devices=2 mesh.tp=2")      # [rank][step][Seen] -> [calls, bytes]
+ranks = count(plan("strategy=fsdp", "devices=2"))      # [rank][Seen] -> [calls, bytes]
 
 A call's bytes are its payload on this rank as nccl-tests counts it (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md):
 the whole of what is reduced, gathered or scattered; of an exchange what this rank gives away, of a message its tensor. Groups of one
@@ -10,6 +10,7 @@ rank are left out: nothing crosses anything.
 import sys
 import tempfile
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,15 +54,11 @@ class Seen(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """`steps`: of each step, and of what came before the first, {Seen: [calls, bytes]}."""
+    """`seen`: what came by inside the context, {Seen: [calls, bytes]}."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[dict[Seen, list[int]]] = []
-        self.end_step()
-
-    def end_step(self) -> None:
-        self.steps.append(defaultdict(lambda: [0, 0]))
+        self.seen: dict[Seen, list[int]] = defaultdict(lambda: [0, 0])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DTensor in types:  # its own collectives come by here afterwards
@@ -71,7 +68,7 @@ class Counting(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional") and name not in QUIET:
             kind, among = KINDS[name], _group(args)
             if len(among) > 1:
-                entry = self.steps[-1][Seen(_part(), kind, among)]
+                entry = self.seen[Seen(_part(), kind, among)]
                 entry[0] += 1
                 entry[1] += _bytes(name, kind, args, len(among))
         return result
@@ -109,19 +106,22 @@ def _part() -> str:
     return "step"
 
 
-def count(plan: Plan, *, seconds: float = 300) -> list[list[dict[Seen, list[int]]]]:
-    """Of each rank, of each step of the run (the first entry is what comes before the first)."""
+def count(plan: Plan, *, seconds: float = 300) -> list[dict[Seen, list[int]]]:
+    """Of each rank, in the third step of the run: one like all that follow."""
     with tempfile.TemporaryDirectory() as folder:
         return resident(plan.world, _rank, plan, folder, seconds=seconds)
 
 
-def _rank(plan: Plan, folder: str) -> list[dict[Seen, list[int]]]:
+def _rank(plan: Plan, folder: str) -> dict[Seen, list[int]]:
     counting, record = Counting(), Log.record
 
-    def ending(log: Log, *arguments: Any, **options: Any) -> None:
-        record(log, *arguments, **options)
-        counting.end_step()
+    def end_step(log: Log, step: int, *arguments: Any, **options: Any) -> None:
+        record(log, step, *arguments, **options)
+        if step == 2:
+            third.enter_context(counting)
+        elif step == 3:
+            third.close()
 
-    with patch.object(Log, "record", ending), counting:
+    with ExitStack() as third, patch.object(Log, "record", end_step):
         train(replace(plan, out=f"{folder}/out"))
-    return [{seen: list(entry) for seen, entry in step.items()} for step in counting.steps]
+    return {seen: list(entry) for seen, entry in counting.seen.items()}

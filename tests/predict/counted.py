@@ -15,9 +15,6 @@ from dtrain.tracing import shapes_of
 
 COMMON = "batch=8 logger=[] hook=[] steps=3 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
 MODELS = layouts.MODELS | foreign.MODELS
-PLAIN, FLUSH = 2, 2
-"""Which steps of the run are looked at: one like all others, and the one after which the log is flushed."""
-
 Totals = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
 """(kind, ranks) -> (calls, bytes)."""
 
@@ -25,10 +22,9 @@ Totals = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
 def hold(model: str, words: str) -> tuple[list[Totals], list[Totals]]:
     """(predicted, seen) in a step, of the first rank of each stage of the pipeline."""
     asked = plan(*MODELS[model].split(), *COMMON.split(), *words.split())
-    told = count(asked)
-    stages = range(asked.mesh.pp)
+    counted, stages = count(asked), range(asked.mesh.pp)
     return [predicted(asked, stage, ("step", "data")) for stage in stages], [
-        seen(asked, stage, told, PLAIN, ("step", "counts", "guard")) for stage in stages
+        seen(asked, stage, counted, ("step", "counts", "guard")) for stage in stages
     ]
 
 
@@ -45,18 +41,18 @@ def predicted(asked: Plan, stage: int, when: tuple[str, ...]) -> Totals:
     return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}
 
 
-def seen(asked: Plan, stage: int, told: list[list[dict[Seen, list[int]]]], step: int, parts: tuple[str, ...]) -> Totals:
+def seen(asked: Plan, stage: int, counted: list[dict[Seen, list[int]]], parts: tuple[str, ...]) -> Totals:
     """What experts exchange is the mean over the ranks of the exchange: rows go where the data wants them."""
     found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
     rank = stage * asked.mesh.batch * asked.mesh.tp
-    for key, (calls, bytes_) in told[rank][step].items():
+    for key, (calls, bytes_) in counted[rank].items():
         if key.part in parts:
             if (
                 key.kind == "all_to_all"
                 and asked.mesh.ep > 1
                 and key.ranks == tuple(range(rank, rank + asked.mesh.ep * asked.mesh.tp, asked.mesh.tp))
             ):
-                bytes_ = sum(told[other][step].get(key, [0, 0])[1] for other in key.ranks) / len(key.ranks)
+                bytes_ = sum(counted[other].get(key, [0, 0])[1] for other in key.ranks) / len(key.ranks)
             found[key.kind, key.ranks][0] += calls
             found[key.kind, key.ranks][1] += bytes_
     return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}

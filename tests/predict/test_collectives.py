@@ -8,7 +8,7 @@ import torch.distributed as dist
 from counting import Counting, Seen, count
 from invariance.layouts import FAST, SLOW, combinations
 from pool import ranks
-from predict.counted import COMMON, FLUSH, MODELS, hold, predicted, seen
+from predict.counted import COMMON, MODELS, hold, predicted, seen
 from predict.foreign import LAYOUTS
 from small import mesh_of, plan
 
@@ -92,21 +92,19 @@ def test_what_is_seen_is_all_and_of_the_right_size() -> None:
             torch.distributed._functional_collectives.all_gather_tensor(
                 torch.zeros(5), 0, (mesh.axis("dp_shard"), 0)
             ).sum()
-            return {key: value for step in counting.steps for key, value in step.items()}
+            return dict(counting.seen)
 
-    for told in ranks(2, rank):
-        assert {key.kind: value for key, value in told.items() if key.kind != "barrier"} == {
+    for counted in ranks(2, rank):
+        assert {key.kind: value for key, value in counted.items() if key.kind != "barrier"} == {
             "all_reduce": [1, 40], "all_gather": [2, 24 + 40], "reduce_scatter": [1, 24], "all_to_all": [1, 8],
         }  # fmt: skip
-        assert {key.ranks for key in told} == {(0, 1)}
+        assert {key.ranks for key in counted} == {(0, 1)}
 
 
 def test_a_flush_of_the_log_is_told_apart() -> None:
     asked = plan(*MODELS["cnn"].split(), *COMMON.split(), "devices=2", "strategy=ddp")
     assert (
-        predicted(asked, 0, ("flush",))
-        == seen(asked, 0, count(asked), FLUSH, ("flush",))
-        == {("all_reduce", (0, 1)): (1, 24)}
+        predicted(asked, 0, ("flush",)) == seen(asked, 0, count(asked), ("flush",)) == {("all_reduce", (0, 1)): (1, 24)}
     )
 
 

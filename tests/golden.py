@@ -3,11 +3,12 @@
 agree(build, reference, [(1e-8, {"lr": 0.1, ...})], dp_shard=3)
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from small import on_mesh
+from small import on_resident_mesh
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -79,13 +80,17 @@ def far(made: Made, reference: Reference, case: Case, mesh: Mesh | None = None) 
     }
 
 
+def _far_on(mesh: Mesh, made: Made, reference: Reference, cases: Sequence[Case]) -> list[dict[str, float]]:
+    return [far(made, reference, case, mesh) for case in cases]
+
+
 def agree(made: Made, reference: Reference, cases: Iterable[Case], **degrees: int) -> None:
     """Every weight is the reference's to 1e-6, on every rank of a mesh; without degrees in this process."""
     listed = list(cases)
     if not degrees:
         found = [[far(made, reference, case) for case in listed]]
     else:
-        found = on_mesh(lambda mesh: [far(made, reference, case, mesh) for case in listed], **degrees)
+        found = on_resident_mesh(partial(_far_on, made=made, reference=reference, cases=listed), **degrees)
     for runs in found:
         for case, run in zip(listed, runs, strict=True):
             assert not {name: distance for name, distance in run.items() if not distance < 1e-6}, case

@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden import MESHES, SCALES, by_decay
 from golden import agree as hold
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
 from torch import Tensor
 
@@ -42,8 +42,8 @@ def test_an_update_is_as_large_as_the_learning_rate_says() -> None:
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard"), ("ddp", "tp")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, PARTS | {"optim": ADAFACTOR}, {})
-    for rank in ranks(2, few_steps, PARTS | {"optim": ADAFACTOR, "strategy": STRATEGIES[strategy]}, {axis: 2}):
+    (reference,) = resident(1, few_steps, PARTS | {"optim": ADAFACTOR}, {})
+    for rank in resident(2, few_steps, PARTS | {"optim": ADAFACTOR, "strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden import MESHES, SCALES, by_decay
 from golden import agree as hold
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
 from torch import Tensor
 
@@ -54,8 +54,8 @@ def test_one_kernel_updates_all_plain_weights() -> None:
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     adamw = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-4, "weight_decay": 0.1}
-    (reference,) = ranks(1, few_steps, PARTS | {"optim": adamw}, {})
-    for rank in ranks(2, few_steps, PARTS | {"optim": adamw, "strategy": STRATEGIES[strategy]}, {axis: 2}):
+    (reference,) = resident(1, few_steps, PARTS | {"optim": adamw}, {})
+    for rank in resident(2, few_steps, PARTS | {"optim": adamw, "strategy": STRATEGIES[strategy]}, {axis: 2}):
         # where a gradient is nearly zero, as behind projections that start at zero, rounding errors are divided by themselves
         agree(rank, reference, tolerance=1e-4)
 

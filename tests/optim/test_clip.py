@@ -1,12 +1,13 @@
 """One clip for every mesh, equal to torch's own on one process."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from pool import ranks
 from pretended import Pretended
-from small import PARTS, STRATEGIES, Collectives, mesh_of, on_mesh
+from small import PARTS, STRATEGIES, Collectives, mesh_of, on_resident_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -106,9 +107,9 @@ def clipped(mesh: Mesh, model: dict[str, Any], strategy: str, scale: float) -> t
 def test_pieces_have_the_norm_of_the_whole(strategy: str, degrees: dict[str, int]) -> None:
     """Copies must not count twice: of hybrid shards, of norms beside split matrices, of experts; and stages add up."""
     model = MIXTURE if "ep" in degrees else GPT
-    ((norm, gradients),) = on_mesh(lambda mesh: clipped(mesh, model, "single", 1.0), dp_shard=1)
+    ((norm, gradients),) = on_resident_mesh(partial(clipped, model=model, strategy="single", scale=1.0), dp_shard=1)
     seen = set()
-    for found, theirs in on_mesh(lambda mesh: clipped(mesh, model, strategy, 4.0), **degrees):
+    for found, theirs in on_resident_mesh(partial(clipped, model=model, strategy=strategy, scale=4.0), **degrees):
         assert found == pytest.approx(norm, rel=1e-6)
         for name, gradient in theirs.items():
             torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-9)
@@ -131,8 +132,8 @@ def beside(mesh: Mesh, strategy: str) -> tuple[float, float, list[str]]:
 
 @pytest.mark.parametrize(("strategy", "degrees"), [("fsdp", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2})])
 def test_a_number_that_travels_beside_is_summed_over_the_ranks(strategy: str, degrees: dict[str, int]) -> None:
-    ((norm, _),) = on_mesh(lambda mesh: clipped(mesh, GPT, "single", 1.0), dp_shard=1)
-    for found, total, collectives in on_mesh(lambda mesh: beside(mesh, strategy), **degrees):
+    ((norm, _),) = on_resident_mesh(partial(clipped, model=GPT, strategy="single", scale=1.0), dp_shard=1)
+    for found, total, collectives in on_resident_mesh(partial(beside, strategy=strategy), **degrees):
         assert found == pytest.approx(norm, rel=1e-6)
         assert total == 5.0 and collectives == ["allreduce_"], "with the norm, in one"
 

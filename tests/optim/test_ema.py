@@ -1,13 +1,15 @@
 """The average of the weights: that of a plain loop on every mesh, saved, restored and evaluated beside the weights."""
 
 import json
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pool import ranks
-from small import PARTS, STRATEGIES, UNEVEN, on_mesh, small_gpt, tokens
+from pool import resident
+from small import PARTS, STRATEGIES, UNEVEN, on_resident_mesh, small_gpt, tokens
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -76,7 +78,7 @@ def test_it_is_the_average_of_a_plain_loop(mesh: str) -> None:
     expected = by_hand()
     found = {
         name: value
-        for rank in on_mesh(lambda mesh: averaged(mesh, strategy), **degrees)
+        for rank in on_resident_mesh(partial(averaged, strategy=strategy), **degrees)
         for name, value in rank.items()
     }
     assert found.keys() == expected.keys()
@@ -120,34 +122,30 @@ def test_frozen_weights_are_not_averaged() -> None:
     assert "embed.weight" not in EMA(model, 0.9).averages
 
 
+def stood_in(mesh: Mesh, strategy: Any) -> list[bool]:
+    model = construct(UNTIED, facts={"vocab": 13}, seed=0)
+    wrapped = parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=0)
+    ema, x, parameters = EMA(model, 0.5), tokens(2, 6), list(model.parameters())
+    at_first = wrapped(x)
+    at_first.sum().backward()
+    moved(model, 3)
+    weights = [local(p).detach().clone() for p in parameters]
+    with torch.no_grad():
+        now = wrapped(x)
+        with ema.instead(wrapped):
+            instead = wrapped(x)
+        again = wrapped(x)
+        with suppress(KeyError), ema.instead(wrapped):
+            raise KeyError
+    same = all(torch.equal(local(p), weight) for p, weight in zip(parameters, weights, strict=True))
+    return [torch.equal(instead, at_first), not torch.allclose(now, at_first), torch.equal(now, again), same]
+
+
 @pytest.mark.parametrize("mesh", ["single", "fsdp", "fsdp that keeps what it gathered", "tp"])
 def test_it_stands_in_for_the_weights_and_goes_again(mesh: str) -> None:
     degrees, strategy = MESHES[mesh.split()[0]]
     strategy = strategy | ({"reshard": "never"} if "keeps" in mesh else {})
-
-    def work(mesh: Mesh) -> list[bool]:
-        model = construct(UNTIED, facts={"vocab": 13}, seed=0)
-        wrapped = parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=0)
-        ema, x, parameters = EMA(model, 0.5), tokens(2, 6), list(model.parameters())
-        at_first = wrapped(x)
-        at_first.sum().backward()
-        moved(model, 3)
-        weights = [local(p).detach().clone() for p in parameters]
-        with torch.no_grad():
-            now = wrapped(x)
-            with ema.instead(wrapped):
-                instead = wrapped(x)
-            again = wrapped(x)
-            try:
-                with ema.instead(wrapped):
-                    raise KeyError
-            except KeyError:
-                pass
-        same = all(torch.equal(local(p), weight) for p, weight in zip(parameters, weights, strict=True))
-        return [torch.equal(instead, at_first), not torch.allclose(now, at_first), torch.equal(now, again), same]
-
-    for rank in on_mesh(work, **degrees):
-        assert rank == [True, True, True, True]
+    assert on_resident_mesh(partial(stood_in, strategy=strategy), **degrees) == [[True] * 4] * max(degrees.values())
 
 
 def measured(mesh: Mesh, strategy: Any) -> tuple[dict[str, float], dict[str, float], bool]:
@@ -168,11 +166,11 @@ def measured(mesh: Mesh, strategy: Any) -> tuple[dict[str, float], dict[str, flo
 
 @pytest.mark.parametrize("mesh", ["ddp", "fsdp", "tp", "pp"])
 def test_evaluation_tells_the_loss_of_the_average_too(mesh: str) -> None:
-    ((expected, averages, _),) = on_mesh(lambda mesh: measured(mesh, PARTS["strategy"]), dp_shard=1)
+    ((expected, averages, _),) = on_resident_mesh(partial(measured, strategy=PARTS["strategy"]), dp_shard=1)
     assert expected["eval_ema_loss"] == pytest.approx(averages["eval_loss"], rel=1e-6)
     assert abs(expected["eval_ema_loss"] - expected["eval_loss"]) > 1e-3
     degrees, strategy = MESHES[mesh]
-    for found, _, training in on_mesh(lambda mesh: measured(mesh, strategy), **degrees):
+    for found, _, training in on_resident_mesh(partial(measured, strategy=strategy), **degrees):
         assert found == pytest.approx(expected, rel=1e-5)
         assert training
 
@@ -196,7 +194,7 @@ def run(out: Path, *words: str) -> Any:
         compose([*said, "evaluate.samples=8", "optim.lr=0.01", "schedule.warmup=0", f"out={out}", *words]),
         Cluster(gpus=0, cpus=1),
     )
-    return ranks(plan.world, train, plan)[0]
+    return resident(plan.world, train, plan)[0]
 
 
 def averages(out: Path) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden import MESHES, SCALES, by_decay
 from golden import agree as hold
-from pool import ranks
+from pool import resident
 from small import CPUS, PARTS, STRATEGIES, agree, few_steps, plan, small_gpt
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -120,8 +120,8 @@ def test_several_optimizers_are_used_as_one() -> None:
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, PARTS | {"optim": MUON}, {})
-    for rank in ranks(2, few_steps, PARTS | {"optim": MUON, "strategy": STRATEGIES[strategy]}, {axis: 2}):
+    (reference,) = resident(1, few_steps, PARTS | {"optim": MUON}, {})
+    for rank in resident(2, few_steps, PARTS | {"optim": MUON, "strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference, tolerance=2e-5)  # some matrices start at zero and hold four updates alone
 
 

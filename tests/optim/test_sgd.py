@@ -7,7 +7,7 @@ import pytest
 import torch
 from golden import MESHES, SCALES, Case, by_decay
 from golden import agree as hold
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, agree, few_steps
 from torch import Tensor
 
@@ -41,8 +41,8 @@ def test_no_momentum_needs_no_second_word() -> None:
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, PARTS, {})
-    for rank in ranks(2, few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {axis: 2}):
+    (reference,) = resident(1, few_steps, PARTS, {})
+    for rank in resident(2, few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference)
 
 

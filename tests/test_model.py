@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pool import RankFailed, ranks
+from pool import RankFailed, resident
 from safetensors.torch import load_file
 from small import plan
 from torch import nn
@@ -22,7 +22,7 @@ TOKENS = "data=synthetic objective=next_token data.vocab=29 data.sequence=8 data
 def trained(words: str, out: Path) -> tuple[float, float]:
     """The last loss and the held-out one."""
     asked = plan(*words.split(), f"out={out}")
-    result = ranks(asked.world, train, asked)[0]
+    result = resident(asked.world, train, asked)[0]
     assert result.step == (asked.stop_after or asked.steps) and result.loss is not None
     return result.loss, result.metrics.get("eval_loss", 0.0)
 

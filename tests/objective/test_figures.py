@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import RankFailed, ranks
+from pool import RankFailed, resident
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
@@ -43,7 +43,7 @@ def plan_of(out: Path, *words: str) -> Plan:
 def run(out: Path, *words: str) -> tuple[list[float], dict[str, Any]]:
     """F1 of each step, and held-out figures."""
     plan = plan_of(out, *WORDS, *OWN, *words)
-    metrics = ranks(plan.world, train, plan)[0].metrics
+    metrics = resident(plan.world, train, plan)[0].metrics
     return [json.loads(line)["f1"] for line in (out / "metrics.jsonl").read_text().splitlines()], metrics
 
 
@@ -79,8 +79,8 @@ def test_every_mesh_has_the_same(words: str, alone: Any, tmp_path: Path) -> None
 
 def test_the_verb_evaluate_measures_the_same_on_another_mesh(alone: Any, tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", *WORDS, *OWN, "strategy=ddp", "devices=2", "microbatch=2")
-    heldout = ranks(2, train, plan)[0].metrics
-    again = ranks(1, evaluate, plan_of(tmp_path / "run", *WORDS, *OWN, "devices=1"))[0].metrics
+    heldout = resident(2, train, plan)[0].metrics
+    again = resident(1, evaluate, plan_of(tmp_path / "run", *WORDS, *OWN, "devices=1"))[0].metrics
     assert again.keys() == heldout.keys() and again["eval_f1"] == heldout["eval_f1"] == alone[1]["eval_f1"]
 
 
@@ -173,7 +173,7 @@ def test_sums_that_are_not_the_same_everywhere_are_named(words: str, said: str, 
     """Summed as they come, they would be added to others, or end a collective."""
     plan = plan_of(tmp_path / "run", *WORDS, *OWN[1:], "trust=[wrong_parts]", *f"objective.{words}".split())
     with pytest.raises(RankFailed, match=f"names or shapes of its sums are not the same {said}"):
-        ranks(plan.world, train, plan)
+        resident(plan.world, train, plan)
 
 
 def test_a_loss_of_the_model_that_is_called_loss_stands_beside_ours() -> None:
@@ -200,7 +200,7 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
         "checkpoint.best=eval_weight", "hook.mine._target_=right_models.Weighed", "devices=2", "strategy=ddp",
     )  # fmt: skip
     assert plan.checkpoint["best_is"] == "highest"
-    result = ranks(2, train, plan)[0]
+    result = resident(2, train, plan)[0]
     assert result.metrics["eval_weight"] == 50 and result.metrics["eval_loss"] > 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     heard = [

@@ -1,11 +1,12 @@
 """Cross entropy of logits split over the vocabulary, or in 16 bits: value and gradients of torch's own on whole ones in fp32."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from small import Collectives, on_mesh, tokens
+from small import Collectives, on_resident_mesh, tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +54,7 @@ def test_value_and_gradient_are_those_of_torch(vocab: int, ignored: int) -> None
     """Also where the vocabulary does not divide, and where no target counts."""
     logits, targets = drawn(vocab), targets_of(vocab, ignored)
     loss, gradient = of_torch(logits, targets)
-    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+    for found, found_gradient, _ in on_resident_mesh(partial(of_split, logits=logits, targets=targets), tp=2):
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
 
@@ -100,7 +101,7 @@ def test_three_words_on_four_ranks() -> None:
     """One rank holds no word."""
     logits, targets = drawn(3), targets_of(3, 1)
     loss, gradient = of_torch(logits, targets)
-    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=4):
+    for found, found_gradient, _ in on_resident_mesh(partial(of_split, logits=logits, targets=targets), tp=4):
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
 
@@ -117,14 +118,14 @@ def refusal(mesh: Mesh, target: int) -> str:
 
 @pytest.mark.parametrize("target", [13, 5000, -1])
 def test_a_target_outside_of_the_vocabulary_is_an_error_on_every_rank(target: int) -> None:
-    for message in on_mesh(lambda mesh: refusal(mesh, target), tp=2):
+    for message in on_resident_mesh(partial(refusal, target=target), tp=2):
         assert f"a target is {target}, but the model has 13 classes" in message
 
 
 def test_large_logits_do_not_overflow() -> None:
     logits, targets = drawn(13, scale=1e4), targets_of(13, 2)
     loss, gradient = of_torch(logits, targets)
-    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+    for found, found_gradient, _ in on_resident_mesh(partial(of_split, logits=logits, targets=targets), tp=2):
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
 
@@ -132,7 +133,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_sums_are_in_fp32_and_gradients_in_the_type_of_the_logits() -> None:
     logits, targets = drawn(13, dtype=torch.bfloat16), targets_of(13, 2)
     loss, gradient = of_torch(logits, targets)
-    for found, found_gradient, dtype in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+    for found, found_gradient, dtype in on_resident_mesh(partial(of_split, logits=logits, targets=targets), tp=2):
         assert found.dtype == torch.float32 and dtype == torch.bfloat16
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=1e-2, atol=1e-3)
@@ -148,6 +149,6 @@ def asked(mesh: Mesh) -> tuple[list[str], Any]:
 
 
 def test_the_objective_takes_them_and_the_whole_is_never_gathered() -> None:
-    for names, (same, whole) in on_mesh(asked, tp=2):
+    for names, (same, whole) in on_resident_mesh(asked, tp=2):
         assert same and whole
         assert names and not any("gather" in name for name in names)

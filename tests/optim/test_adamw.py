@@ -93,4 +93,4 @@ def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -
 
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
-    hold(build, torchs, ((scale, case) for scale in (1e-8, 1e-4, 1e2) for case in CASES[:3]), **degrees)
+    hold(build, torchs, ((1e-4, case) for case in CASES[:3]), **degrees)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small import on_mesh, small_gpt, tokens
+from small import on_mesh, on_resident_mesh, small_gpt, tokens
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as named_before
 from torch.utils.checkpoint import checkpoint
@@ -134,7 +134,7 @@ def in_a_mode(mesh: Mesh, method: str) -> float:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mode_that_sees_every_function_changes_nothing(method: str) -> None:
-    assert max(on_mesh(partial(in_a_mode, method=method), cp=2)) < 1e-6
+    assert max(on_resident_mesh(partial(in_a_mode, method=method), cp=2)) < 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,7 +143,7 @@ def test_attention_and_gradients_are_those_of_the_whole_sequence(method: str, cp
     heads = [(4, 4), (4, 2), (8, 1)]
     cases = [(causal, H, K, torch.float32, None) for causal, (H, K) in product((True, False), heads)]
     cases += [(True, 4, 2, torch.float64, 0.3)]
-    for found in on_mesh(partial(worst, method=method, cases=cases), cp=cp):
+    for found in on_resident_mesh(partial(worst, method=method, cases=cases), cp=cp):
         for case, distance in found.items():
             assert distance < (1e-14 if "float64" in case else 2e-6), (case, distance)
 
@@ -226,7 +226,7 @@ def test_the_ranks_of_a_gpt_sum_to_one_process(method: str, run: Any) -> None:
     model = small_gpt(heads=4, width=16, kv_heads=2)
     expected = F.cross_entropy(model(tokens(2, 12)).flatten(0, 1), tokens(2, 12, seed=1).flatten(), reduction="sum")
     expected.backward()
-    for loss, gradients in on_mesh(partial(partial_sums, method=method, run=run), cp=2):
+    for loss, gradients in on_resident_mesh(partial(partial_sums, method=method, run=run), cp=2):
         assert far(loss, expected) < 1e-6
         for found, parameter in zip(gradients, model.parameters(), strict=True):
             assert parameter.grad is not None and far(found, parameter.grad) < 5e-6

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pool import ranks
+from pool import resident
 from small import mesh_of, tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
@@ -29,11 +29,12 @@ SAMPLES = 4
 def on_experts(work: Callable[..., Any], *arguments: Any, **degrees: int) -> list[Any]:
     """`work(mesh, *arguments)` on every rank; `ep` makes no ranks of its own."""
 
-    def rank() -> Any:
-        with mesh_of(**degrees) as mesh:
-            return work(mesh, *arguments)
+    return resident(MeshShape(**degrees).ranks, _rank, work, arguments, degrees)
 
-    return ranks(MeshShape(**degrees).ranks, rank)
+
+def _rank(work: Callable[..., Any], arguments: tuple[Any, ...], degrees: dict[str, int]) -> Any:
+    with mesh_of(**degrees) as mesh:
+        return work(mesh, *arguments)
 
 
 def model_on(mesh: Mesh, **changed: Any) -> MoE:

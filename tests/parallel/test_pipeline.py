@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pool import ranks, resident
-from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, mesh_of, on_mesh, small_gpt, tokens
+from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, mesh_of, on_resident_mesh, small_gpt, tokens
 from torch import Tensor, nn
 
 from dtrain.build import build
@@ -111,7 +111,7 @@ def called(mesh: Mesh, word: str) -> tuple[Tensor, int]:
 def test_called_it_is_the_whole_model_on_every_rank(word: str) -> None:
     whole = small_gpt(layers=4)
     held = []
-    for logits, here in on_mesh(lambda mesh: called(mesh, word), pp=2):
+    for logits, here in on_resident_mesh(partial(called, word=word), pp=2):
         torch.testing.assert_close(logits, whole(tokens(3, 6)).detach(), rtol=0, atol=0)
         held.append(here)
     assert sum(held) == sum(parameter.numel() for parameter in whole.parameters())
@@ -199,7 +199,7 @@ def test_every_stage_is_given_the_other_inputs_of_its_microbatch() -> None:
             * (index + 1)
         ).backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    (first, nowhere, _), (second, seen, after) = on_mesh(lambda mesh: stepped(mesh, "1f1b"), pp=2)
+    (first, nowhere, _), (second, seen, after) = on_resident_mesh(partial(stepped, word="1f1b"), pp=2)
     assert (nowhere, sorted(seen)) == ([], [0, 1, 2]), "the loss is where the last stage is, once for each microbatch"
     assert torch.allclose(after, model(ids[0], scale[0])["logits"], atol=1e-6), "it can be called after a step"
     found = first | second
@@ -222,7 +222,7 @@ def types(mesh: Mesh) -> tuple[str, str]:
 
 
 def test_stages_compute_in_the_precision_of_the_run() -> None:
-    first, last = on_mesh(types, pp=2)
+    first, last = on_resident_mesh(types, pp=2)
     assert first == ("torch.float32", "[]")
     assert last == ("torch.float32", "[torch.bfloat16]")
 
@@ -265,7 +265,7 @@ def refusal(mesh: Mesh, model: type[nn.Module], x: Tensor) -> str:
 
 
 def test_a_model_that_changes_what_flows_is_refused() -> None:
-    for said in on_mesh(lambda mesh: refusal(mesh, Loud, torch.ones(2, 4)), pp=2):
+    for said in on_resident_mesh(partial(refusal, model=Loud, x=torch.ones(2, 4)), pp=2):
         assert "Loud changes hidden states outside of the modules of its table" in said
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pool import resident
-from small import PARTS, STRATEGIES, agree, few_steps, on_mesh, small_gpt, tokens
+from small import PARTS, STRATEGIES, agree, few_steps, on_resident_mesh, small_gpt, tokens
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -67,7 +67,7 @@ def placements(mesh: Mesh, options: dict[str, str]) -> dict[str, Any]:
 def test_a_rank_holds_its_part_of_every_matrix() -> None:
     for sequence in ("whole", "split"):
         for first, second in [
-            on_mesh(lambda mesh, s=sequence: placements(mesh, {"sequence": s, "loss": "whole"}), tp=2)
+            on_resident_mesh(partial(placements, options={"sequence": sequence, "loss": "whole"}), tp=2)
         ]:
             assert first["embed.weight"] == ([Shard(0)], [7, 8]) and second["embed.weight"] == ([Shard(0)], [6, 8]), (
                 "13 words on two ranks"
@@ -93,17 +93,17 @@ def between(mesh: Mesh, options: dict[str, str]) -> tuple[list[int], list[int], 
 
 
 def test_what_lies_between_the_matrices_is_split_along_the_sequence() -> None:
-    for residual, _, _ in on_mesh(lambda mesh: between(mesh, {"sequence": "split", "loss": "whole"}), tp=2):
+    for residual, _, _ in on_resident_mesh(partial(between, options={"sequence": "split", "loss": "whole"}), tp=2):
         assert residual == [2, 3, 8]
-    for residual, _, _ in on_mesh(lambda mesh: between(mesh, WHOLE), tp=2):
+    for residual, _, _ in on_resident_mesh(partial(between, options=WHOLE), tp=2):
         assert residual == [2, 6, 8]
 
 
 def test_logits_stay_split_over_the_vocabulary_where_asked() -> None:
-    first, second = on_mesh(lambda mesh: between(mesh, {"sequence": "whole", "loss": "split"}), tp=2)
+    first, second = on_resident_mesh(partial(between, options={"sequence": "whole", "loss": "split"}), tp=2)
     assert (first[1], second[1]) == ([2, 6, 7], [2, 6, 6])
     assert first[2] is DTensor
-    assert on_mesh(lambda mesh: between(mesh, WHOLE), tp=2)[0][1:] == ([2, 6, 13], Tensor)
+    assert on_resident_mesh(partial(between, options=WHOLE), tp=2)[0][1:] == ([2, 6, 13], Tensor)
 
 
 # tables of other models
@@ -191,7 +191,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_the_plan_of_a_hugging_face_model_is_a_table_too() -> None:
     """Every gradient, also that of a norm inside of each head: its weight is whole and its heads are on two ranks."""
     expected = outcome(Foreign(), tokens(2, 6))
-    for found in on_mesh(lambda mesh: split_outcome(mesh, Foreign(), tokens(2, 6)), tp=2):
+    for found in on_resident_mesh(partial(split_outcome, model=Foreign(), x=tokens(2, 6)), tp=2):
         assert_same(found, expected)
 
 
@@ -221,7 +221,7 @@ class Styled(nn.Module):
 def test_every_style_gives_the_numbers_of_one_rank(styles: tuple[str, ...]) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
     expected = outcome(Styled(*styles), x)
-    for found in on_mesh(lambda mesh: split_outcome(mesh, Styled(*styles), x), tp=2):
+    for found in on_resident_mesh(partial(split_outcome, model=Styled(*styles), x=x), tp=2):
         assert_same(found, expected)
 
 
@@ -301,7 +301,7 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
     ids=["no table", "style", "no module", "sequence", "tied", "logits", "norm"],
 )
 def test_what_cannot_be_split_is_refused_by_name(model: nn.Module, options: dict[str, str], said: str) -> None:
-    for sentence in on_mesh(lambda mesh: refusal(mesh, model, options), tp=2):
+    for sentence in on_resident_mesh(partial(refusal, model=model, options=options), tp=2):
         assert said in sentence
 
 
@@ -329,5 +329,5 @@ def borrowed(mesh: Mesh) -> str:
 
 
 def test_a_split_weight_that_is_used_outside_of_its_module_is_named() -> None:
-    for said in on_mesh(borrowed, tp=2):
+    for said in on_resident_mesh(borrowed, tp=2):
         assert said.startswith("mesh.tp: up.weight is split, but Borrows uses it outside of its own module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, few_steps, plan
 from torch import nn
 
@@ -25,15 +25,15 @@ def test_weights_and_gradients_stay_whole() -> None:
 
 
 def test_the_loss_is_near_that_of_fp32_and_falls_with_it() -> None:
-    (full,), (half,) = ranks(1, few_steps, PARTS, {}), ranks(1, few_steps, BF16, {})
+    (full,), (half,) = resident(1, few_steps, PARTS, {}), resident(1, few_steps, BF16, {})
     assert half["losses"] == pytest.approx(full["losses"], rel=0.02)
     assert half["losses"] != full["losses"], "bfloat16 was used"
 
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_nearly_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, BF16, {})
-    (run, _) = ranks(2, few_steps, BF16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
+    (reference,) = resident(1, few_steps, BF16, {})
+    (run, _) = resident(2, few_steps, BF16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
     assert run["losses"] == pytest.approx(reference["losses"], rel=2e-3)  # a bfloat16 keeps 8 bits: 4e-3
 
 
@@ -58,6 +58,6 @@ def test_norms_of_a_model_that_is_not_ours_train_alike_plain_and_sharded(precisi
         "devices=2", f"precision={precision}", "optim=sgd", "precision.scale=1024" if precision == "fp16" else "seed=0", "logger=[]", "hook=[]",
     )  # fmt: skip
     copies, shards = (
-        ranks(2, train, plan(*words, f"strategy={name}", f"out={tmp_path / name}"))[0] for name in ("ddp", "fsdp")
+        resident(2, train, plan(*words, f"strategy={name}", f"out={tmp_path / name}"))[0] for name in ("ddp", "fsdp")
     )
     assert shards.loss == pytest.approx(copies.loss, rel=2e-3)

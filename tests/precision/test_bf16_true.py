@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks, resident
-from small import PARTS, STRATEGIES, few_steps, joined, on_mesh
+from pool import resident
+from small import PARTS, STRATEGIES, few_steps, joined, on_resident_mesh
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
@@ -48,7 +48,7 @@ def types(mesh: Mesh, strategy: Any) -> set[str]:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_weights_gradients_and_optimizer_are_half_as_wide(mesh: str) -> None:
     strategy, degrees = MESHES[mesh]
-    for found in on_mesh(lambda mesh: types(mesh, strategy), **degrees):
+    for found in on_resident_mesh(partial(types, strategy=strategy), **degrees):
         assert found == {"torch.bfloat16"}
 
 
@@ -56,10 +56,9 @@ def test_weights_gradients_and_optimizer_are_half_as_wide(mesh: str) -> None:
 def test_the_losses_are_near_those_of_fp32(mesh: str) -> None:
     strategy, degrees = MESHES[mesh]
     (full,) = resident(1, partial(few_steps, TRUE | {"precision": PARTS["precision"]}, {}, microbatch=2))
-    runs = ranks(
-        max(degrees.values()),
-        lambda: few_steps(TRUE | {"strategy": strategy}, degrees, microbatch=2, pipeline=PipelineShape()),
-    )
+    parts = TRUE | {"strategy": strategy}
+    steps = partial(few_steps, parts, degrees, microbatch=2, pipeline=PipelineShape())
+    runs = resident(max(degrees.values()), steps)
     run = joined(runs) if mesh == "pp" else runs[0]
     assert run["losses"] == pytest.approx(full["losses"], rel=0.02)
     assert run["losses"] != full["losses"], "bfloat16 was used"

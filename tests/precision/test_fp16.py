@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks
-from small import PARTS, STRATEGIES, few_steps, on_mesh, plan
+from pool import resident
+from small import PARTS, STRATEGIES, few_steps, on_resident_mesh, plan
 
 from dtrain.mesh import Mesh
 from dtrain.precision import LossScale
@@ -54,9 +54,9 @@ def test_the_scale_survives_a_restart() -> None:
 
 
 def test_the_scale_changes_no_number() -> None:
-    (full,) = ranks(1, few_steps, PARTS, {})
+    (full,) = resident(1, few_steps, PARTS, {})
     for scale in (1024.0, 4096.0):
-        (half,) = ranks(1, few_steps, FP16 | {"precision": FP16["precision"] | {"scale": scale}}, {})
+        (half,) = resident(1, few_steps, FP16 | {"precision": FP16["precision"] | {"scale": scale}}, {})
         assert half["losses"] == pytest.approx(full["losses"], rel=1e-4)
         assert half["norms"] == pytest.approx(full["norms"], rel=5e-2)
         assert half["scale"] == scale
@@ -64,8 +64,8 @@ def test_the_scale_changes_no_number() -> None:
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_nearly_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, FP16, {})
-    one, two = ranks(2, few_steps, FP16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
+    (reference,) = resident(1, few_steps, FP16, {})
+    one, two = resident(2, few_steps, FP16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
     assert one["losses"] == two["losses"] == pytest.approx(reference["losses"], rel=1e-4)
     assert one["norms"] == two["norms"] == pytest.approx(reference["norms"], rel=1e-2)
 
@@ -78,7 +78,7 @@ def test_a_split_sequence_has_the_gradients_of_a_whole_one(tmp_path: Path) -> No
     norms = []
     for split in ((), ("strategy=ddp", "devices=2", "mesh.cp=2")):
         asked = plan(*words, *split, f"out={tmp_path / str(len(split))}")
-        ranks(asked.world, train, asked)
+        resident(asked.world, train, asked)
         norms.append([json.loads(row)["norm"] for row in Path(asked.out, "metrics.jsonl").read_text().splitlines()])
     assert norms[1] == pytest.approx(norms[0], rel=2e-2)
 
@@ -86,7 +86,7 @@ def test_a_split_sequence_has_the_gradients_of_a_whole_one(tmp_path: Path) -> No
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_a_scale_that_is_too_large_halves_on_all_ranks_until_it_fits(strategy: str, axis: str) -> None:
     parts = FP16 | {"strategy": STRATEGIES[strategy], "precision": FP16["precision"] | {"scale": 2.0**30}}
-    (full,), runs = ranks(1, few_steps, PARTS, {}), ranks(2, few_steps, parts, {axis: 2})
+    (full,), runs = resident(1, few_steps, PARTS, {}), resident(2, few_steps, parts, {axis: 2})
     for run in runs:
         assert run["losses"][0] == pytest.approx(full["losses"][0], rel=2e-3), "the loss itself is not scaled"
         skipped = [not torch.isfinite(torch.tensor(norm)) for norm in run["norms"]]
@@ -112,4 +112,4 @@ def overflow_on_one_rank(mesh: Mesh) -> tuple[bool, float]:
 
 
 def test_an_overflow_on_one_rank_is_one_on_all() -> None:
-    assert on_mesh(overflow_on_one_rank, dp_replicate=2) == [(False, 4.0)] * 2
+    assert on_resident_mesh(overflow_on_one_rank, dp_replicate=2) == [(False, 4.0)] * 2

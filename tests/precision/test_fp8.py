@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import ranks, resident
 from small import PARTS, STRATEGIES, agree, few_steps, joined, plan
 from torch import Tensor, nn
 
@@ -103,7 +103,7 @@ def test_layers_that_are_replaced_are_split_and_cut_as_the_others_are(torchao: N
         steps = few_steps(parts, degrees, pipeline=PipelineShape() if "pp" in degrees else None)
         return steps, Float8Linear.calls
 
-    (reference,) = ranks(1, few_steps, PARTS | {"model": model}, {})
+    (reference,) = resident(1, few_steps, PARTS | {"model": model}, {})
     runs = ranks(2, run)
     for steps in [joined([steps for steps, _ in runs])] if "pp" in degrees else [steps for steps, _ in runs]:
         agree(steps, reference)

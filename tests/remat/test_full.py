@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from invariance.zoo import llama
-from pool import ranks, resident
+from pool import resident
 from small import PARTS, STRATEGIES, few_steps, joined, one_backward, same_bits
 
 from dtrain.model import blocks
@@ -59,7 +59,7 @@ class Dropping(torch.nn.Module):
 def test_random_numbers_are_drawn_again_as_they_were() -> None:
     parts = PARTS | {"model": {"_target_": f"{__name__}.Dropping"}, "data": PARTS["data"] | {"task": "regression"}}
     parts |= {"objective": {"_target_": "dtrain.objective.regression.Regression"}}
-    (reference,), (run,) = ranks(1, few_steps, parts, {}), ranks(1, few_steps, parts | {"remat": FULL}, {})
+    (reference,), (run,) = resident(1, few_steps, parts, {}), resident(1, few_steps, parts | {"remat": FULL}, {})
     assert run == reference
     (other,) = resident(1, partial(few_steps, parts, {}, seed=6))
     assert other["losses"] != reference["losses"]
@@ -77,7 +77,7 @@ def test_it_changes_nothing_on_shards_under_split_matrices_and_in_a_pipeline() -
     for strategy, degrees, options in meshes:
         parts = untied | {"strategy": strategy}
         runs = [
-            ranks(2, lambda p=p, d=degrees, o=options: few_steps(p, d, steps=2, microbatch=2, **o))
+            resident(2, partial(few_steps, p, degrees, steps=2, microbatch=2, **options))
             for p in (parts, parts | {"remat": FULL})
         ]
         if "pp" in degrees:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pool import ranks, resident
-from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
+from pool import resident
+from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, on_resident_mesh, tokens
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
@@ -32,7 +32,7 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
 
 
 def test_ranks_keep_equal_weights() -> None:
-    one, two = ranks(2, few_steps, DDP_PARTS, {"dp_replicate": 2})
+    one, two = resident(2, few_steps, DDP_PARTS, {"dp_replicate": 2})
     assert one["weights"] == two["weights"]
 
 
@@ -54,7 +54,7 @@ def gradients_per_microbatch(mesh: Mesh) -> list[bool]:
 
 
 def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
-    assert on_mesh(gradients_per_microbatch, dp_replicate=2) == [[False, False, True]] * 2
+    assert on_resident_mesh(gradients_per_microbatch, dp_replicate=2) == [[False, False, True]] * 2
 
 
 def nothing_to_train(mesh: Mesh) -> float:
@@ -65,7 +65,7 @@ def nothing_to_train(mesh: Mesh) -> float:
 
 
 def test_a_model_without_trained_weights_is_no_error() -> None:
-    assert len(on_mesh(nothing_to_train, dp_replicate=2)) == 2
+    assert len(on_resident_mesh(nothing_to_train, dp_replicate=2)) == 2
 
 
 def collectives(mesh: Mesh) -> list[list[str]]:
@@ -85,7 +85,7 @@ def collectives(mesh: Mesh) -> list[list[str]]:
 
 def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
     """Broadcasting buffers before every forward, as torch does by default, would wait for them."""
-    for called in on_mesh(collectives, dp_replicate=2):
+    for called in on_resident_mesh(collectives, dp_replicate=2):
         forward, backward = called[4:]
         assert forward == []
         assert backward == ["allreduce_"], "one bucket holds all gradients of a small model"
@@ -126,7 +126,7 @@ def averaged(mesh: Mesh, bucket: int) -> tuple[list[list[float] | None], int]:
 def test_a_gradient_that_one_rank_lacks_counts_as_zero() -> None:
     """So ranks call the same collectives, in buckets of about the size that was asked for."""
     for bucket, calls in ((1 << 20, 1), (13, 2), (1, 3)):
-        for gradients, called in on_mesh(lambda mesh, bucket=bucket: averaged(mesh, bucket), dp_replicate=2):
+        for gradients, called in on_resident_mesh(partial(averaged, bucket=bucket), dp_replicate=2):
             assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
             assert called == calls
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks, resident
-from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from pool import resident
+from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_resident_mesh, tokens
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -24,14 +24,12 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for reshard, reduce, microbatch in (("forward", "last", 4), ("forward", "every", 1), ("never", "last", 2)):
         parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard, "reduce": reduce}}
-        for rank in ranks(
-            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
-        ):
+        for rank in resident(2, partial(few_steps, parts, {"dp_shard": 2}, microbatch=microbatch)):
             agree(rank, reference)
 
 
 def test_one_rank_may_be_sharded_too() -> None:
-    (reference,), (run,) = ranks(1, few_steps, PARTS, {}), ranks(1, few_steps, FSDP_PARTS, {"dp_shard": 1})
+    (reference,), (run,) = resident(1, few_steps, PARTS, {}), resident(1, few_steps, FSDP_PARTS, {"dp_shard": 1})
     agree(run, reference)
 
 
@@ -48,8 +46,8 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
     objective = "classification.Classification" if "cnn" in model["_target_"] else "regression.Regression"
     data = PARTS["data"] | {"task": objective.split(".")[0], "inputs": [1, 6, 6]}
     parts = PARTS | {"model": model, "data": data, "objective": {"_target_": f"dtrain.objective.{objective}"}}
-    (reference,) = ranks(1, few_steps, parts, {})
-    agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
+    (reference,) = resident(1, few_steps, parts, {})
+    agree(resident(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
 
 
 def sharded(mesh: Mesh, *, tied: bool = True, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
@@ -75,7 +73,7 @@ def held_elements(mesh: Mesh) -> tuple[int, int, bool]:
 
 def test_a_rank_holds_its_part_of_weights_and_optimizer_state() -> None:
     whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
-    for weights, moments, tied in on_mesh(held_elements, dp_shard=2):
+    for weights, moments, tied in on_resident_mesh(held_elements, dp_shard=2):
         assert weights == whole / 2
         assert moments == whole
         assert tied, "a tied weight stays one"
@@ -92,7 +90,7 @@ def collectives_per_microbatch(mesh: Mesh, **changed: Any) -> list[list[str]]:
 
 
 def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
-    for called in on_mesh(collectives_per_microbatch, dp_shard=2):
+    for called in on_resident_mesh(collectives_per_microbatch, dp_shard=2):
         reduced = [sum("reduce_scatter" in name for name in names) for names in called]
         assert reduced == [0, 0, 3], "one for each block and one for the root"
 
@@ -100,12 +98,12 @@ def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
 @pytest.mark.parametrize(("reshard", "gathers"), [("forward", [4, 4, 4]), ("never", [3, 0, 0])])
 def test_what_is_gathered_is_freed_or_kept_through_the_step(reshard: str, gathers: list[int]) -> None:
     """Two blocks and the root; blocks but the last once more for the backward, in every microbatch."""
-    for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reshard=reshard), dp_shard=2):
+    for called in on_resident_mesh(partial(collectives_per_microbatch, reshard=reshard), dp_shard=2):
         assert [sum("gather" in name for name in names) for names in called] == gathers
 
 
 def test_gradients_cross_ranks_in_every_microbatch_where_asked() -> None:
-    for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reduce="every"), dp_shard=2):
+    for called in on_resident_mesh(partial(collectives_per_microbatch, reduce="every"), dp_shard=2):
         assert [sum("reduce_scatter" in name for name in names) for names in called] == [3, 3, 3]
 
 
@@ -131,7 +129,7 @@ def reduced_early(mesh: Mesh) -> set[str]:
 
 
 def test_the_head_is_reduced_while_the_blocks_go_on_and_not_with_the_root() -> None:
-    for early in on_mesh(reduced_early, dp_shard=2):
+    for early in on_resident_mesh(reduced_early, dp_shard=2):
         assert "head.weight" in early
         assert not {"embed.weight", "norm.weight"} & early
 
@@ -169,8 +167,8 @@ class Odd(torch.nn.Module):
 def test_layers_that_come_twice_and_containers_are_no_trouble() -> None:
     parts = PARTS | {"model": {"_target_": f"{__name__}.Odd"}, "data": PARTS["data"] | {"task": "classification"}}
     parts |= {"objective": {"_target_": "dtrain.objective.classification.Classification"}}
-    (reference,) = ranks(1, few_steps, parts, {})
-    agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
+    (reference,) = resident(1, few_steps, parts, {})
+    agree(resident(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
 
 
 def test_a_word_that_is_none_is_refused() -> None:

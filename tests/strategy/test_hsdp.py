@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from pool import ranks, resident
-from small import PARTS, STRATEGIES, agree, few_steps, on_mesh
+from pool import resident
+from small import PARTS, STRATEGIES, agree, few_steps, on_resident_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 from dtrain.build import build
@@ -16,7 +16,7 @@ HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 
 
 def test_four_ranks_are_one_process() -> None:
-    (reference,) = ranks(1, few_steps, PARTS, {})
+    (reference,) = resident(1, few_steps, PARTS, {})
     for microbatch in (2, 1):
         runs = resident(
             4,
@@ -35,7 +35,7 @@ def placed(mesh: Mesh) -> tuple[bool, list[float]]:
 
 
 def test_neighbours_hold_shards_and_nodes_hold_copies() -> None:
-    answers = on_mesh(placed, **HYBRID)
+    answers = on_resident_mesh(placed, **HYBRID)
     assert all(right for right, _ in answers)
     shards = [held for _, held in answers]
     assert shards[0] == shards[2] != shards[1] == shards[3], "ranks 0 and 1 are one node"

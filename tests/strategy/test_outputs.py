@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks
+from pool import resident
 from small import PARTS, STRATEGIES, agree, few_steps
 
 
@@ -65,5 +65,5 @@ def test_the_numbers_are_those_of_one_process(kind: str, wrapper: str) -> None:
         "objective": {"_target_": "dtrain.objective.classification.Classification"},
     }
     strategy, mesh = WRAPPERS[wrapper]
-    (reference,) = ranks(1, few_steps, parts, {})
-    agree(ranks(2, few_steps, parts | {"strategy": strategy}, mesh)[0], reference)
+    (reference,) = resident(1, few_steps, parts, {})
+    agree(resident(2, few_steps, parts | {"strategy": strategy}, mesh)[0], reference)

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pool import ranks, resident
-from small import PARTS, UNEVEN, agree, few_steps, joined, on_mesh
+from pool import resident
+from small import PARTS, UNEVEN, agree, few_steps, joined, on_resident_mesh
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
@@ -36,7 +36,7 @@ def test_two_pipelines_share_the_batch() -> None:
 
 
 def test_a_pipeline_of_one_rank_is_ddp() -> None:
-    (reference,) = ranks(1, few_steps, UNTIED, {})
+    (reference,) = resident(1, few_steps, UNTIED, {})
     for run in resident(2, partial(few_steps, UNTIED | {"strategy": PIPELINE}, {"dp_replicate": 2}, pipeline=SHAPE)):
         agree(run, reference)
 
@@ -51,7 +51,7 @@ def test_a_rank_holds_its_layers_alone_under_their_names() -> None:
     """A checkpoint of one mesh is read on another only because of the names."""
     whole = construct(UNTIED["model"], facts={"vocab": 13}, seed=0)
     names = [name for name, _ in whole.named_parameters()]
-    (first, few), (last, rest) = on_mesh(held, pp=2)
+    (first, few), (last, rest) = on_resident_mesh(held, pp=2)
     assert first == [name for name in names if name.startswith(("embed", "blocks.0"))]
     assert last == [name for name in names if name.startswith(("blocks.1", "norm", "head"))]
     assert few + rest == sum(parameter.numel() for parameter in whole.parameters())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pool import RankFailed, ranks, resident
 from reaching import parts
-from small import STRATEGIES, agree, few_steps, mesh_of
+from small import STRATEGIES, agree, few_steps, on_resident_mesh
 from torch import nn
 
 from dtrain.build import build
@@ -25,7 +25,7 @@ SHARDED = {
 
 @pytest.mark.parametrize("strategy", SHARDED)
 def test_weights_shared_by_two_blocks_and_blocks_that_are_never_called(strategy: str) -> None:
-    (reference,) = ranks(1, few_steps, parts("Knotted"), {})
+    (reference,) = resident(1, few_steps, parts("Knotted"), {})
     for precision in ("fp32", "bf16") if strategy == "fsdp" else ("fp32",):
         changed = {"strategy": SHARDED[strategy], "precision": {"_target_": f"dtrain.precision.{precision}.build"}}
         run = resident(2, partial(few_steps, parts("Knotted", **changed), {"dp_shard": 2}, microbatch=2))[0]
@@ -90,8 +90,4 @@ def private_parts(mesh: Mesh) -> list[str]:
 
 
 def test_the_private_parts_of_fsdp2_are_where_they_were() -> None:
-    def rank() -> list[str]:
-        with mesh_of(dp_shard=2) as mesh:
-            return private_parts(mesh)
-
-    assert ranks(2, rank) == [["0"]] * 2
+    assert on_resident_mesh(private_parts, dp_shard=2) == [["0"]] * 2

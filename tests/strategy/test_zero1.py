@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pool import ranks, resident
-from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from pool import resident
+from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_resident_mesh, tokens
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -23,9 +23,7 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 2):
         parts = PARTS | {"data": data, "strategy": ZERO1}
-        for rank in ranks(
-            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
-        ):
+        for rank in resident(2, partial(few_steps, parts, {"dp_shard": 2}, microbatch=microbatch)):
             agree(rank, reference)
 
 
@@ -62,13 +60,13 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
 
 
 def test_parameters_are_gathered_once_per_step_and_gradients_cross_once() -> None:
-    for rank in on_mesh(three_microbatches, dp_shard=2):
+    for rank in on_resident_mesh(three_microbatches, dp_shard=2):
         assert rank["gathered"] == [[3, 0], [0, 0], [0, 0]], "two blocks and the root, kept from the first forward on"
         assert rank["reduced"] == [0, 0, 3]
         assert rank["gradients"] == [(WHOLE, 0), (WHOLE, 0), (0, WHOLE / 2)]
 
 
 def test_a_rank_keeps_its_part_of_the_optimizer_state_and_between_steps_of_the_weights() -> None:
-    for rank in on_mesh(three_microbatches, dp_shard=2):
+    for rank in on_resident_mesh(three_microbatches, dp_shard=2):
         assert rank["moments"] == WHOLE, "half of each of two"
         assert rank["held"] == WHOLE / 2

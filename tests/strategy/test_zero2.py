@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pool import ranks, resident
-from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from pool import resident
+from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_resident_mesh, tokens
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -21,9 +21,7 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = resident(1, partial(few_steps, PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 1):
         parts = PARTS | {"data": data, "strategy": ZERO2}
-        for rank in ranks(
-            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
-        ):
+        for rank in resident(2, partial(few_steps, parts, {"dp_shard": 2}, microbatch=microbatch)):
             agree(rank, reference)
 
 
@@ -46,7 +44,7 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
 
 def test_gradients_cross_ranks_in_every_microbatch_and_parameters_once() -> None:
     whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
-    for rank in on_mesh(three_microbatches, dp_shard=2):
+    for rank in on_resident_mesh(three_microbatches, dp_shard=2):
         assert rank["reduced"] == [3, 3, 3], "two blocks and the root"
         assert rank["gathered"] == [3, 0, 0]
         assert rank["whole"] == [0, 0, 0], "no microbatch leaves a whole gradient behind"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pool import resident
-from small import PARTS, STRATEGIES, Collectives, agree, few_steps, on_mesh, tokens
+from small import PARTS, STRATEGIES, Collectives, agree, few_steps, on_resident_mesh, tokens
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
@@ -43,7 +43,7 @@ def gathers(mesh: Mesh, word: str) -> list[int]:
 
 
 def test_blocks_are_gathered_again_for_the_backward() -> None:
-    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 1]] * 2, (
+    assert on_resident_mesh(partial(gathers, word="zero3"), dp_shard=2) == [[3, 1]] * 2, (
         "the root and the last block are needed at once"
     )
-    assert on_mesh(lambda mesh: gathers(mesh, "zero1"), dp_shard=2) == [[3, 0]] * 2
+    assert on_resident_mesh(partial(gathers, word="zero1"), dp_shard=2) == [[3, 0]] * 2

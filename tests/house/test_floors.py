@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def floor(unit: str) -> int:
     return next(number for number, units in enumerate(FLOORS) if unit in units)
 
 
+@cache
 def units() -> set[str]:
     return {
         path.stem
@@ -62,6 +64,7 @@ def units() -> set[str]:
     }
 
 
+@cache
 def imports(unit: str) -> set[str]:
     """Units that a unit imports, anywhere in it: an import inside a function stands on the other unit just as much."""
     folder = ROOT / unit

@@ -63,57 +63,59 @@ def test_the_groups_are_the_folders_of_conf() -> None:
     }
 
 
-@pytest.mark.parametrize(("group", "word"), REAL)
-def test_a_word_is_a_file_and_a_test(group: str, word: str) -> None:
-    if group in FIGURES:
-        assert node(group, word)["_target_"] == FIGURES[group]
-        return
-    assert node(group, word)["_target_"].startswith(f"dtrain.{group}.{word}."), (
-        "the target lives in the file of the word"
-    )
-    assert (TESTS / group / f"test_{word}.py").exists()
+def test_a_word_is_a_file_and_a_test() -> None:
+    """The target lives in the file of the word."""
+    for group, word in REAL:
+        target = node(group, word)["_target_"]
+        if group in FIGURES:
+            assert target == FIGURES[group], (group, word)
+            continue
+        assert target.startswith(f"dtrain.{group}.{word}."), (group, word)
+        assert (TESTS / group / f"test_{word}.py").exists(), (group, word)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_folder_holds_no_word_that_cannot_be_said(group: str) -> None:
-    said = {word for kind, word in REAL if kind == group}
-    tested = {path.stem.removeprefix("test_") for path in (TESTS / group).glob("test_*.py")}
-    files = {path.stem for path in (Path(dtrain.__file__).parent / group).glob("*.py")} - {"__init__"}
-    assert tested - said <= files, "a test that is not of a word is of a file beside the words"
+def test_a_test_is_of_a_word_or_of_a_file_beside_the_words() -> None:
+    for group in GROUPS:
+        words = {word for kind, word in REAL if kind == group}
+        tested = {path.stem.removeprefix("test_") for path in (TESTS / group).glob("test_*.py")}
+        files = {path.stem for path in (Path(dtrain.__file__).parent / group).glob("*.py")} - {"__init__"}
+        assert tested - words <= files, group
 
 
-@pytest.mark.parametrize(("group", "word"), REAL)
-def test_the_keys_of_a_word_are_what_its_target_takes(group: str, word: str) -> None:
-    part = node(group, word)
-    takes = parameters(part["_target_"])
-    keys = set(part) - {"_target_", "_about_"}
-    assert keys <= set(takes), "a key nobody takes"
-    needed = {name for name, parameter in takes.items() if parameter.default is parameter.empty}
-    assert needed <= keys | PASSED.get(group, set()), "a parameter nobody gives"
-    assert not keys & PASSED.get(group, set()), "a key that the loop gives as well"
+def test_the_keys_of_a_word_are_what_its_target_takes() -> None:
+    for group, word in REAL:
+        part = node(group, word)
+        takes = parameters(part["_target_"])
+        keys = set(part) - {"_target_", "_about_"}
+        assert keys <= set(takes), f"{group}/{word}: a key nobody takes"
+        needed = {name for name, parameter in takes.items() if parameter.default is parameter.empty}
+        assert needed <= keys | PASSED.get(group, set()), f"{group}/{word}: a parameter nobody gives"
+        assert not keys & PASSED.get(group, set()), f"{group}/{word}: a key that the loop gives as well"
 
 
-@pytest.mark.parametrize(("group", "word"), WORDS)
-def test_every_key_is_explained(group: str, word: str) -> None:
-    lines = [
-        line for line in (CONF / group / f"{word}.yaml").read_text().splitlines() if not line.startswith("# @package")
-    ]
-    assert lines[0].startswith("# ") and len(lines[0]) > 12, "the first line says what the word means"
-    # a word that only passes on to torch may leave the meaning of an argument to the class its first line names
-    upstream = {
-        name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))
-    }
-    bare = {line.split(":")[0] for line in lines if ":" in line and "#" not in line and not line.startswith((" ", "_"))}
-    assert not {key for key in bare - upstream if key not in lines[0]}
+def test_every_key_is_explained() -> None:
+    """In a comment beside it or in the first line, which says what the word means."""
+    for group, word in WORDS:
+        text = (CONF / group / f"{word}.yaml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("# @package")]
+        assert lines[0].startswith("# ") and len(lines[0]) > 12, (group, word)
+        # a word that only passes on to torch may leave the meaning of an argument to the class its first line names
+        upstream = {
+            name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))
+        }
+        bare = {
+            line.split(":")[0] for line in lines if ":" in line and "#" not in line and not line.startswith((" ", "_"))
+        }
+        assert not {key for key in bare - upstream if key not in lines[0]}, (group, word)
 
 
-@pytest.mark.parametrize(("group", "word"), REAL)
-def test_every_argument_says_what_it_may_be_and_its_default_is_that(group: str, word: str) -> None:
-    part = node(group, word)
-    allowed = (part.get("_about_") or {}).get("allowed", {})
-    assert set(allowed) == set(part) - {"_target_", "_about_"}
-    for name, kind in allowed.items():
-        assert part[name] == "???" or constraints.fits(part[name], kind), (name, kind)
+def test_every_argument_says_what_it_may_be_and_its_default_is_that() -> None:
+    for group, word in REAL:
+        part = node(group, word)
+        allowed = (part.get("_about_") or {}).get("allowed", {})
+        assert set(allowed) == set(part) - {"_target_", "_about_"}, (group, word)
+        wrong = [key for key, kind in allowed.items() if part[key] != "???" and not constraints.fits(part[key], kind)]
+        assert not wrong, (group, word)
 
 
 def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:
@@ -147,24 +149,20 @@ def test_every_word_composes_with_every_default(group: str, word: str) -> None:
         assert parts[word]["_target_"] == node(group, word)["_target_"]
 
 
-@pytest.mark.parametrize("word", [word for group, word in REAL if group == "model"])
-def test_every_model_is_built_without_memory(word: str) -> None:
-    part = {name: value for name, value in node("model", word).items() if name != "_about_"}
-    model = construct(part, facts=FACTS, seed=0)
-    assert all(parameter.is_meta for parameter in model.parameters())
-    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+def test_every_model_is_built_without_memory() -> None:
+    for word in (word for group, word in REAL if group == "model"):
+        part = {name: value for name, value in node("model", word).items() if name != "_about_"}
+        model = construct(part, facts=FACTS, seed=0)
+        assert all(parameter.is_meta for parameter in model.parameters()), word
+        assert sum(parameter.numel() for parameter in model.parameters()) > 0, word
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(dtrain.__file__).parent / "predict").glob("*.py")), ids=lambda path: path.stem
-)
-def test_predictions_know_parts_by_facts_and_never_by_name(path: Path) -> None:
-    names = {word for group in ("strategy", "optim", "pipeline") for word in files.groups()[group]} - {
-        "pipeline",
-        "auto",
-    }
-    tree = ast.parse(path.read_text())
-    assert not {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & names
+def test_predictions_know_parts_by_facts_and_never_by_name() -> None:
+    names = {word for group in ("strategy", "optim", "pipeline") for word in files.groups()[group]}
+    names -= {"pipeline", "auto"}
+    for path in (Path(dtrain.__file__).parent / "predict").glob("*.py"):
+        constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not constants & names, path
 
 
 RENAMED = {
@@ -174,17 +172,8 @@ RENAMED = {
 """Names of an earlier, private language: the field has its own."""
 
 
-@pytest.mark.parametrize("path", sorted(Path(dtrain.__file__).parent.rglob("*.py")), ids=lambda path: str(path.name))
-def test_no_name_is_of_the_old_language(path: Path) -> None:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        name = next(
-            (
-                getattr(node, kind)
-                for kind in ("id", "name", "arg", "attr")
-                if isinstance(getattr(node, kind, None), str)
-            ),
-            "",
-        )
-        names.add(name.strip("_"))
-    assert not names & RENAMED
+def test_no_name_is_of_the_old_language() -> None:
+    for path in Path(dtrain.__file__).parent.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        names = {getattr(node, kind, None) for node in nodes for kind in ("id", "name", "arg", "attr")}
+        assert not {name.strip("_") for name in names if isinstance(name, str)} & RENAMED, path

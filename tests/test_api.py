@@ -129,7 +129,7 @@ def test_the_import_is_light() -> None:
 
 def test_every_public_name_is_there() -> None:
     code = "import dtrain\nfor name in dtrain.__all__: assert getattr(dtrain, name) is not None, name\nfrom dtrain import *"
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    commands.python("-c", code, env=environment()).check_returncode()
 
 
 @pytest.mark.campaign("documents")

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMAND = [sys.executable, "-m", "dtrain", "plan", "strategy=fsdp", "nodes=2", "devices=2", "recipe=digits", "out=here"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "dtrain",
+    "plan",
+    "strategy=fsdp",
+    "nodes=2",
+    "devices=2",
+    "recipe=shakespeare",
+    "out=here",
+]
 
 
 @pytest.fixture(scope="module")

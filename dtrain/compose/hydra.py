@@ -117,13 +117,15 @@ class Shelf:
     """The words of conf/ and of the user's own folders on hydra.searchpath."""
 
     def __init__(self, searchpath: Sequence[str]) -> None:
-        self._loader = _hydra(searchpath).config_loader
-        self.words = {group: sorted(self._loader.get_group_options(group)) for group in (*GROUPS, *NAMED.values())}
+        self._repository = _hydra(searchpath).config_loader.repository  # type: ignore[attr-defined]
+        self.words = {group: sorted(self._repository.get_group_options(group)) for group in (*GROUPS, *NAMED.values())}
 
     def node(self, group: str, word: str) -> files.Node:
         """The arguments of a word as in its file. Raises WordsError if the file is no YAML."""
+        if (files.folder("conf") / group / f"{word}.yaml").is_file():  # first on the search path too
+            return files.node(group, word)
         try:
-            loaded = self._loader.repository.load_config(f"{group}/{word}")  # type: ignore[attr-defined]
+            loaded = self._repository.load_config(f"{group}/{word}")
             plain = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
             return dict(plain or {})  # type: ignore[arg-type]
         except Exception as error:  # YAML loaders raise many exceptions

@@ -391,6 +391,7 @@ def _defaults() -> Mapping[str, Any]:
     return {name: value for name, value in asdict(Schema()).items() if name not in GROUPS}
 
 
+@cache
 def of_scope(scope: Scope) -> tuple[str, ...]:
     """The top-level keys and groups of a scope."""
     return tuple(top.name for top in fields(Schema) if scope in top.metadata["scope"].split())

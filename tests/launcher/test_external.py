@@ -41,9 +41,13 @@ def test_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
 
 
 def test_wrong_words_are_told_once(tmp_path: Path) -> None:
-    done = torchrun("model=mlp", f"out={tmp_path}", "launcher=external", "devices=3")
-    assert done.returncode != 0
-    assert done.stderr.count("started as one of 2 ranks") == 1
+    """By one of the ranks, which begin as torchrun begins them."""
+    words = [*WORDS, "model=mlp", f"out={tmp_path}", "launcher=external", "devices=3"]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    of_ranks = [{"RANK": rank, "LOCAL_RANK": rank, **place} for rank in "01"]
+    done = [commands.run(*words, env={**environment(), **variables}) for variables in of_ranks]
+    assert all(rank.returncode for rank in done)
+    assert "".join(rank.stderr for rank in done).count("started as one of 2 ranks") == 1
 
 
 @pytest.mark.parametrize(("rank", "own"), [("0", "0"), ("1", "1"), ("2", "0"), ("5", "1")])

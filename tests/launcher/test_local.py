@@ -32,7 +32,7 @@ def assert_nothing_left(out: Path) -> None:
 
 
 def test_two_nodes_of_two_ranks_finish(tmp_path: Path) -> None:
-    code, output = finished(started(tmp_path, "model=mlp", "strategy=fsdp", "nodes=2", "devices=2"))
+    code, output = finished(started(tmp_path, "model=mlp", "nodes=2", "devices=2"))
     assert code == 0, output
     assert steps_of(tmp_path) == list(range(1, 13))
     assert_nothing_left(tmp_path)

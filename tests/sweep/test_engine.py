@@ -59,17 +59,18 @@ def test_every_job_is_run_once_and_the_same_command_runs_what_is_missing(tmp_pat
     assert len(jobs(root)) == 6
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_the_weights_of_a_job_are_those_of_a_run_alone(slots: int, tmp_path: Path) -> None:
+def test_the_weights_of_a_job_are_those_of_a_run_alone(tmp_path: Path) -> None:
     """And no job sees what another did to its process."""
     words = ["model._target_=sweeping.Counting", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]"]
     words += ["data.samples=64", "data.outputs=1", "objective=regression", "steps=4", "hook=[]", "logger=[]"]
-    done = commands.run("-m", *words, "seed=0,1,2", f"sweep.parallel={slots}", "sweep.out=s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for name, job in jobs(tmp_path / "s").items():
+    for slots in (1, 3):
+        done = commands.run("-m", *words, "seed=0,1,2", f"sweep.parallel={slots}", f"sweep.out=s{slots}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    for name, job in jobs(tmp_path / "s1").items():
         alone = commands.run(f"recipe={job}/config.yaml", "trust=[sweeping]", f"out={name}", cwd=tmp_path)
         assert alone.returncode == 0, alone.stderr
-        assert result(job) == result(tmp_path / name)
+        beside = jobs(tmp_path / "s3")[name]
+        assert result(job) == result(beside) == result(tmp_path / name)
 
 
 def test_a_key_that_is_swept_too_runs_no_finished_job_again(tmp_path: Path) -> None:

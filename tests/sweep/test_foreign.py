@@ -70,9 +70,7 @@ def environment(*more: Path) -> dict[str, str]:
 
 
 def run(place: Path, environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *words], cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    return commands.run(*words, cwd=place, env=environment, timeout=240)
 
 
 def test_a_sweeper_proposes_and_gets_the_figures_of_its_jobs(walking: dict[str, str], tmp_path: Path) -> None:

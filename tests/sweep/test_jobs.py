@@ -78,7 +78,7 @@ def test_the_mistakes_of_all_jobs_are_told_at_once() -> None:
     ("words", "sentence"),
     [
         (["optim.lr=interval(1e-4,1e-2)"], "optim.lr: an interval has no end of values"),
-        (["seed=range(0,200)", "data.seed=range(0,200)"], "-m: 40,000 jobs, and a grid has at most 10,000"),
+        (["seed=range(0,101)", "data.seed=range(0,100)"], "-m: 10,100 jobs, and a grid has at most 10,000"),
         (["seed=0,1", "sweep.search=tpe"], "it does not say how many jobs. Type sweep.trials=100"),
         (["seed=0,1", "sweep.search=tpe", "sweep.trials=3"], "the space has 2 jobs. Type sweep.trials=2"),
         (["optim.lr=interval(0,1)", "sweep.search=cmaes", "sweep.trials=3"], "two intervals or more, not 1"),

@@ -78,7 +78,7 @@ def test_jobs_that_fail_are_trials_too(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_begins_no_more_jobs(tmp_path: Path) -> None:
-    words = [*KNOWN, *SPACE, "sweep.search=random", "sweep.trials=5000", "sweep.time_limit=4", "sweep.out=s"]
+    words = [*KNOWN, *SPACE, "sweep.search=random", "sweep.trials=5000", "sweep.time_limit=2", "sweep.out=s"]
     done = commands.run("-m", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of 5000 trials are finished; the same command goes on" in done.stdout

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import commands
 import pytest
 
 from dtrain.errors import StoreError
@@ -94,9 +93,7 @@ def test_a_word_of_any_run(tmp_path: Path) -> None:
         "hook.fault.action=raise",
     ]
     words += ["hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = commands.run(*words)
     assert done.returncode == 1
     assert "an injected fault" in done.stderr + (tmp_path / "run" / "failure.json").read_text()
 

@@ -16,8 +16,9 @@ FINE = {"version": "2.13.0", "seconds": 1.0, "cuda": None, "nccl": None, "gloo":
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has been asked already."""
+    """torch has been asked already, and plugins, which are all imported for that, are not."""
     monkeypatch.setattr(loading, "begin", lambda code: lambda: FINE)
+    monkeypatch.setattr(doctor, "CHECKS", [check for check in doctor.CHECKS if check is not loading.plugins])
 
 
 def dtrain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

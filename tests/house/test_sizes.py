@@ -69,7 +69,7 @@ def test_no_docstring_begins_with_what() -> None:
         for node in nodes(name)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
-    assert texts and not [(name, text[:60]) for name, text in texts if text.startswith("What ")]
+    assert not [(name, text[:60]) for name, text in texts if text.startswith("What ")]
 
 
 def test_a_conditional_expression_holds_no_other() -> None:

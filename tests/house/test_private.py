@@ -34,7 +34,9 @@ PRIVATE = {
     "_fsdp_param_group": "torch.distributed.fsdp._fully_shard._fsdp_state", "_get_fsdp_state": "torch.distributed.fsdp.FSDPModule",
     "_register_post_backward_hook": "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
     "_training_state": "torch.distributed.fsdp._fully_shard._fsdp_param_group",
-    "torch.distributed.tensor.debug._clear_sharding_prop_cache": "torch.distributed.tensor.debug",
+    "torch._C._clear_DTensor_sharding_propagator_cache": "torch._C",
+    "torch.distributed.tensor._api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear":
+        "torch.distributed.tensor._api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding",
     "torch.distributed.tensor._redistribute.clear_redistribute_planner_cache": "torch.distributed.tensor._redistribute",
     "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear": "torch.distributed.tensor._redistribute._gen_transform_infos",
     "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear": "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
@@ -74,9 +76,9 @@ def used(source: str) -> set[str]:
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
-            and re.fullmatch(r"torch(\.\w+)+", node.value)
+            and re.fullmatch(r"torch(\.\w+)+(:[\w.]+)?", node.value)
         ):
-            names = [node.value]
+            names = [node.value.replace(":", ".")]
         if (
             isinstance(node, ast.Call)
             and ast.unparse(node.func) in ("getattr", "hasattr")
@@ -133,7 +135,7 @@ def test_what_may_be_gone_is_asked_for_first() -> None:
 
 
 def test_names_are_found_and_missed() -> None:
-    source = "import torch._dynamo\nfrom torch.utils import _pytree\ntorch._C._x\nself._own\ngetattr(group, '_maybe', None)\n__import__('torch._y')"
-    assert used(source) == {"torch._dynamo", "torch.utils._pytree", "_C", "_x", "_maybe", "torch._y"}
+    source = "import torch._dynamo\nfrom torch.utils import _pytree\ntorch._C._x\nself._own\ngetattr(group, '_maybe', None)\n__import__('torch._y')\n'torch.a:_z.b'"
+    assert used(source) == {"torch._dynamo", "torch.utils._pytree", "_C", "_x", "_maybe", "torch._y", "torch.a._z.b"}
     assert not is_there("_never", "torch") and not is_there("_never", "torch.nn.modules.module")
     assert is_there("_get_backend", f"{dist.ProcessGroup.__module__}.ProcessGroup")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import commands
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from commands import COMMAND
 from killing import mentioning
+from slurm import slurm
 
 from dtrain.errors import WordsError
 from dtrain.sweep import foreign
@@ -121,12 +123,19 @@ def test_words_are_hydras_or_ours() -> None:
 
 
 @pytest.mark.campaign("kills")
-@pytest.mark.parametrize("launcher", ["", "joblib", "submitit_local"])
-def test_ten_of_thirty_jobs_fail_in_five_ways(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["", "joblib", "submitit_local", "submitit_slurm"])
+def test_ten_of_thirty_jobs_fail_in_five_ways(
+    launcher: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with slurm(tmp_path_factory.mktemp("slurm")) if launcher == "submitit_slurm" else nullcontext({}) as queue:
+        _fail_in_five_ways(launcher, tmp_path, {**environment(), **queue})
+
+
+def _fail_in_five_ways(launcher: str, tmp_path: Path, environment: dict[str, str]) -> None:
     hows = [f"none{number}" for number in range(20)] + [f"{way}{number}" for way in WAYS for number in (1, 2)]
     words = [f"model.how={','.join(hows)}", "sweep.out=s"]
     words += [f"hydra/launcher={launcher}", "sweep.workers=2"] if launcher else []
-    done = run(tmp_path, environment(), "-m", *TROUBLE, *words)
+    done = run(tmp_path, environment, "-m", *TROUBLE, *words)
     assert done.returncode == 1, done.stderr
     results = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/result.json")]
     assert sum(result["status"] == "finished" for result in results) == 20

@@ -7,6 +7,7 @@ from typing import Any
 from dtrain.build import build
 from dtrain.doctor import Case, Finding
 from dtrain.errors import DtrainError, first_line
+from dtrain.launcher import zygote
 from dtrain.planned import Plan
 from dtrain.predict.report import size
 from dtrain.secrets import screen
@@ -35,7 +36,9 @@ def exchange(case: Case) -> Iterable[Finding]:
     if "error" in case.torch():
         return
     try:
-        result = build(case.plan.launcher).launch(measuring(case.plan))
+        with zygote.kept():
+            zygote.begin()
+            result = build(case.plan.launcher).launch(measuring(case.plan))
     except DtrainError as error:
         text = f"{case.plan.world} rank(s) could not work together: {first_line(error)}"
         advice = "try devices=2, then nodes=2, to see where it begins to fail"

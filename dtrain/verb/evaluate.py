@@ -9,6 +9,7 @@ from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
 from dtrain.errors import StoreError, WordsError
+from dtrain.launcher import zygote
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -40,9 +41,11 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
-    plan = resolve(
-        compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), detect()
-    ).with_loop(loop)
-    result: Result = build(plan.launcher).launch(plan)
     cluster = detect()
+    config = compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run)
+    plan = resolve(config, cluster).with_loop(loop)
+    with zygote.kept():
+        if plan.world > 1 and cluster.external is None:
+            zygote.begin()
+        result: Result = build(plan.launcher).launch(plan)
     return plan, result if cluster.external is None or cluster.external.rank == 0 else None

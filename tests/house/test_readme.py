@@ -171,6 +171,7 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
         assert (ROOT / "tests/outside" / name).read_text().startswith(text.rstrip("\n")), name
 
 
+@pytest.mark.campaign("documents")
 def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
     small = ["model=mlp", "data=synthetic", "objective=regression", "steps=4", "hook=[]"]
     printed = []
@@ -183,6 +184,7 @@ def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
     assert "no job has failed" in printed[4]
 
 
+@pytest.mark.campaign("documents")
 def test_from_one_value_to_two_hosts(tmp_path: Path) -> None:
     printed = []
     for line in block("docs/sweeps.md", "python -m dtrain model=mlp").splitlines():

@@ -1,6 +1,7 @@
 """blocks: every block is compiled, and the losses are those of what is written, on every mesh."""
 
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,8 @@ MESHES: dict[str, tuple[Any, dict[str, int]]] = {
 }
 
 
-REMAT = {"none": {}, "full": {}, "selective": {}, "budget": {"share": 0.5}}
+REMAT = {"selective": ({}, 1), "budget": ({"share": 0.5}, 2)}
+"""Arguments, and graphs: of `budget` one for blocks as under `none` and one for blocks as under `full`."""
 MOE = {
     "_target_": "dtrain.model.moe.MoE",
     "vocab": "auto",
@@ -101,11 +103,10 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     assert ranks(1, graphs, seconds=300) == [1]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("mesh", ["single", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ddp", "fsdp"))])
 def test_blocks_are_one_graph_for_each_way_in_which_they_run(
-    mesh: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch
+    mesh: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch leaves a block as it is written, and says nothing, where a graph that is computed twice sets an attribute, or is broken."""
     strategy, degrees = MESHES[mesh]
@@ -114,25 +115,25 @@ def test_blocks_are_one_graph_for_each_way_in_which_they_run(
     monkeypatch.setattr(
         nn.Module, "compile", lambda module, mode: compile(module, backend=backend)
     )  # graphs are the same, kernels take a minute
-    parts = PARTS | {
-        "strategy": strategy,
-        "model": MODELS[model],
-        "precision": {"_target_": f"dtrain.precision.{precision}.build"},
-        "compile": COMPILED,
-    }
+    parts = PARTS | {"strategy": strategy, "model": MODELS[model], "compile": COMPILED}
 
     def graphs() -> dict[str, tuple[int, list[str]]]:
-        found = {}
-        for remat, arguments in REMAT.items():
+        compiled = {}
+        for precision, (remat, (arguments, _)) in product(("fp32", "bf16"), REMAT.items()):
             torch._dynamo.reset()
             counters.clear()
-            few_steps(parts | {"remat": {"_target_": f"dtrain.remat.{remat}.build", **arguments}}, degrees, steps=2)
-            found[remat] = int(counters["stats"]["unique_graphs"]), list(counters["graph_break"])
-        return found
+            words = {"precision": {"_target_": f"dtrain.precision.{precision}.build"}}
+            words |= {"remat": {"_target_": f"dtrain.remat.{remat}.build", **arguments}}
+            few_steps(parts | words, degrees, steps=2)
+            counted = int(counters["stats"]["unique_graphs"]), list(counters["graph_break"])
+            compiled[f"{remat} {precision}"] = counted
+        return compiled
 
-    for found in ranks(max([1, *degrees.values()]), graphs):
-        ways = 2  # of `budget`: blocks that are recomputed, and others
-        assert found == {remat: (ways if remat == "budget" else 1, []) for remat in REMAT}
+    expected = {
+        f"{remat} {precision}": (ways, []) for remat, (_, ways) in REMAT.items() for precision in ("fp32", "bf16")
+    }
+    for compiled in ranks(max([1, *degrees.values()]), graphs):
+        assert compiled == expected
 
 
 @pytest.mark.parametrize("graphs", [True, False])

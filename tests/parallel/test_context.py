@@ -444,7 +444,7 @@ def split_logits(mesh: Mesh, model: nn.Module, method: str, **words: Any) -> flo
 def test_models_of_hugging_face_see_the_whole_sequence(kind: str, words: dict[str, Any]) -> None:
     model = hugging_face(kind, **({"sliding_window": 12} if kind == "Mistral" else {}))
     for method in METHODS:
-        assert max(on_mesh(partial(split_logits, model=model, method=method, **words), cp=2)) < 5e-6
+        assert max(on_resident_mesh(partial(split_logits, model=model, method=method, **words), cp=2)) < 5e-6
 
 
 def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_the_whole() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small import PARTS, on_mesh, small_gpt, tokens
+from small import PARTS, on_mesh, on_resident_mesh, small_gpt, tokens
 from torch import Tensor, nn
 
 from dtrain.build import build
@@ -164,13 +164,16 @@ def every(mesh: Mesh, models: dict[str, Callable[[], nn.Module]], **options: Any
     return dict(answers())
 
 
+def wrong(mesh: Mesh, method: str) -> dict[str, str]:
+    return every(mesh, {name: make for name, (make, _) in WRONG.items()}, method=method, T=48)
+
+
 @pytest.mark.parametrize(("method", "cp"), [("ring", 2), ("ulysses", 2), ("ring", 4)])
 def test_what_looks_along_the_sequence_is_named(method: str, cp: int) -> None:
-    models = {name: make for name, (make, _) in WRONG.items()}
-    for found in on_mesh(partial(every, models=models, method=method, T=48), cp=cp):
+    for sentences in on_resident_mesh(partial(wrong, method=method), cp=cp):
         for name, (_, culprit) in WRONG.items():
-            assert f"mesh.cp={cp}: {culprit}" in found[name], (name, found[name])
-            assert "Type mesh.cp=1" in found[name]
+            assert f"mesh.cp={cp}: {culprit}" in sentences[name], (name, sentences[name])
+            assert "Type mesh.cp=1" in sentences[name]
 
 
 def test_a_model_of_one_length_is_refused_and_a_mistake_of_its_own_is_not() -> None:
@@ -191,27 +194,27 @@ def test_a_model_of_one_length_is_refused_and_a_mistake_of_its_own_is_not() -> N
     )
 
 
+def right(mesh: Mesh, method: str) -> list[dict[str, str]]:
+    kinds = [fp32.build(), bf16.build(), bf16_true.build(), fp16.build(scale=1.0, growth=10)]
+    return [every(mesh, RIGHT, method=method, precision=precision, T=T) for precision in kinds for T in (8, 400)]
+
+
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_what_only_attends_goes_through_in_every_precision(method: str) -> None:
-    def work(mesh: Mesh) -> list[dict[str, str]]:
-        kinds = [fp32.build(), bf16.build(), bf16_true.build(), fp16.build(scale=1.0, growth=10)]
-        return [every(mesh, RIGHT, method=method, precision=precision, T=T) for precision in kinds for T in (8, 400)]
+    for runs in on_resident_mesh(partial(right, method=method), cp=2):
+        for sentences in runs:
+            assert not {name: sentence for name, sentence in sentences.items() if sentence}
 
-    for runs in on_mesh(work, cp=2):
-        for found in runs:
-            assert not {name: sentence for name, sentence in found.items() if sentence}
+
+def convolved(mesh: Mesh) -> list[str]:
+    torch.manual_seed(0)
+    make, _ = WRONG["causal convolution"]
+    return [said(mesh, make(), precision=precision) for precision in (bf16.build(), bf16_true.build())]
 
 
 def test_the_low_precisions_see_a_convolution_too() -> None:
-    def work(mesh: Mesh) -> list[str]:
-        torch.manual_seed(0)
-        return [
-            said(mesh, WRONG["causal convolution"][0](), precision=precision)
-            for precision in (bf16.build(), bf16_true.build())
-        ]
-
-    for found in on_mesh(work, cp=2):
-        assert all("mixer.inner (Conv1d)" in sentence for sentence in found)
+    for sentences in on_resident_mesh(convolved, cp=2):
+        assert all("mixer.inner (Conv1d)" in sentence for sentence in sentences)
 
 
 def hugging_face(kind: str, **sizes: Any) -> nn.Module:

@@ -1,5 +1,7 @@
 """Words that would make a plan fit: each one, typed, does."""
 
+from functools import cache
+
 from small import plan as planned
 
 from dtrain.cluster import Cluster
@@ -15,6 +17,7 @@ B8 = (
 )
 
 
+@cache
 def tried(words: str) -> tuple[Plan, Prediction, list[Change]]:
     def attempt(more: tuple[str, ...] = ()) -> tuple[Plan, Prediction]:
         plan = planned(*words.split(), *more, on=Cluster(gpus=0, cpus=4))
@@ -62,7 +65,7 @@ def test_a_pipeline_that_is_too_long_is_made_shorter() -> None:
         .replace("hidden=14336", "hidden=53248")
     )
     _, _, changes = tried(
-        f"{words} nodes=2048 strategy=fsdp batch=16384 mesh.tp=8 mesh.pp=16 tensor.sequence=split precision=bf16 remat=full"
+        f"{words} nodes=256 strategy=fsdp batch=2048 mesh.tp=8 mesh.pp=16 tensor.sequence=split precision=bf16 remat=full"
     )
     assert any("mesh.pp=8" in change.words for change in changes)
 

@@ -1,11 +1,10 @@
 """The list of the first hour on GPUs: a step that fails, hangs or crashes costs its own row, and a page keeps what is not its own."""
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import commands
 import pytest
 from gpu import hour
 from gpu.models import hidden
@@ -116,25 +115,14 @@ def test_communication_counts_as_hidden_while_another_kernel_runs() -> None:
 def test_the_command_does_a_step_on_the_cpu(tmp_path: Path) -> None:
     """The whole list takes minutes: `python -m tests.gpu.first_hour on=cpu`."""
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "tests.gpu.first_hour", "on=cpu", "only=one-each,memory", f"out={tmp_path}"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
+    program = ["-c", "import runpy; runpy.run_module('tests.gpu.first_hour', run_name='__main__')"]
+    done = commands.python(*program, "on=cpu", "only=one-each,memory", f"out={tmp_path}", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         "| one-each | each rank has a GPU of its own | passed | 2 ranks, 12 steps |"
         in (tmp_path / "1" / "first-hour.md").read_text()
     )
-    wrong = subprocess.run(
-        [*command[:3], "on=gpu0", "loud=yes", "devices=0", "only=one-each,tpyo", "nodes=2"],
-        capture_output=True, text=True, cwd=root, timeout=120, check=False,
-    )  # fmt: skip
+    wrong = commands.python(*program, "on=gpu0", "loud=yes", "devices=0", "only=one-each,tpyo", "nodes=2", cwd=root)
     assert wrong.returncode == 2
     for name in ("on=gpu0", "loud=yes", "devices=0", "only=one-each,tpyo", "address"):
         assert name in wrong.stderr

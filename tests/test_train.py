@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
-from pool import ranks
+from pool import ranks, resident
 from torch import nn
 
 from dtrain.build import build
@@ -15,10 +16,8 @@ from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
 from dtrain.cluster import Cluster
-from dtrain.compose import compose
 from dtrain.parallel import order
 from dtrain.planned import Plan
-from dtrain.resolve import resolve
 from dtrain.train import train
 
 TINY = [
@@ -32,14 +31,20 @@ TINY = [
     "logger=[]",
     "evaluate.samples=10",
 ]
+ONE = Cluster(gpus=0, cpus=1)
 
 
 def plan(out: Path, corpus: Path, *words: str) -> Plan:
-    return resolve(compose([*TINY, f"data.path={corpus}", f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+    return small.plan(*TINY, f"data.path={corpus}", f"out={out}", *words, on=ONE)
 
 
 def run(plan: Plan) -> Any:
-    """The plan on as many forked ranks as it says; rank 0's result."""
+    """Train on the plan's number of ranks, which stay for the next run. Rank 0's result."""
+    return resident(plan.world, train, plan)[0]
+
+
+def run_afresh(plan: Plan) -> Any:
+    """`run` on new ranks: for a start that must lean on no memory of the one before, or in a process that a test has changed."""
     return ranks(plan.world, train, plan)[0]
 
 
@@ -120,7 +125,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(
 ) -> None:
     stopped = run(plan(tmp_path, reference[1], "stop_after=5", *first))
     assert (stopped.status, stopped.step, stopped.exit_code) == ("stopped", 5, 0)
-    assert run(plan(tmp_path, reference[1], *second)).status == "finished"
+    assert run_afresh(plan(tmp_path, reference[1], *second)).status == "finished"
     assert_same(reference[0], tmp_path)
 
 
@@ -144,7 +149,7 @@ def test_a_run_evaluates_where_stop_after_ends_it(reference: tuple[Path, Path], 
         assert stopped.metrics["eval_loss"] == wanted[after][0]
         saved = json.loads((tmp_path / "parts" / "result.json").read_text())
         assert saved["metrics"]["eval_loss"] == wanted[after][0]
-    done = run(plan(tmp_path / "parts", reference[1], "evaluate.every=0"))
+    done = run_afresh(plan(tmp_path / "parts", reference[1], "evaluate.every=0"))
     assert (done.status, done.metrics["eval_loss"]) == ("finished", wanted[12][0])
     assert evaluated(tmp_path / "parts") == {4: wanted[4], 7: 2 * wanted[7], 12: wanted[12]}
     losses = [{step: row["loss"] for step, row in rows(tmp_path / name).items()} for name in ("whole", "parts")]
@@ -153,7 +158,7 @@ def test_a_run_evaluates_where_stop_after_ends_it(reference: tuple[Path, Path], 
 
 def test_the_same_mesh_resumes_bit_for_bit(reference: tuple[Path, Path], tmp_path: Path) -> None:
     run(plan(tmp_path, reference[1], "stop_after=7"))
-    run(plan(tmp_path, reference[1]))
+    run_afresh(plan(tmp_path, reference[1]))
     for name, tensor in weights(reference[0]).items():
         assert torch.equal(weights(tmp_path)[name], tensor), name
 
@@ -163,7 +168,7 @@ def test_the_time_of_a_run_counts_from_its_first_start(reference: tuple[Path, Pa
     url, commit = find(str(tmp_path))
     (Path(url) / commits.NAME).unlink()
     commits.write(url, {**commit, "facts": {**commit["facts"], "seconds": 1e6}})
-    assert run(plan(tmp_path, reference[1])).wall_seconds > 1e6
+    assert run_afresh(plan(tmp_path, reference[1])).wall_seconds > 1e6
 
 
 def test_rows_written_after_the_last_checkpoint_are_replaced(reference: tuple[Path, Path], tmp_path: Path) -> None:
@@ -197,10 +202,7 @@ class Unlabelled:
 
 
 def with_model(out: Path, *words: str) -> Plan:
-    return resolve(
-        compose(["steps=6", f"out={out}", f"trust=[{__name__.partition('.')[0]}]", "logger=[]", *words]),
-        Cluster(gpus=0, cpus=1),
-    )
+    return small.plan("steps=6", f"out={out}", f"trust=[{__name__.partition('.')[0]}]", "logger=[]", *words, on=ONE)
 
 
 @pytest.mark.parametrize("stop", [[], ["stop_after=4"]])
@@ -249,11 +251,11 @@ def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
             "data.samples=256",
             "logger=[]",
         ]
-        return resolve(compose([*target, "steps=6", "batch=8", f"out={out}", *more]), Cluster(gpus=0, cpus=1))
+        return small.plan(*target, "steps=6", "batch=8", f"out={out}", *more, on=ONE)
 
     run(words(tmp_path / "whole"))
     run(words(tmp_path / "parts", "stop_after=3"))
-    run(words(tmp_path / "parts"))
+    run_afresh(words(tmp_path / "parts"))
     assert {step: row["loss"] for step, row in rows(tmp_path / "whole").items()} == {
         step: row["loss"] for step, row in rows(tmp_path / "parts").items()
     }
@@ -313,7 +315,7 @@ def test_other_data_is_refused_by_name(reference: tuple[Path, Path], tmp_path: P
     other = tmp_path / "other.txt"
     other.write_text(reference[1].read_text()[::-1])
     with pytest.raises(AssertionError, match="other data"):
-        run(plan(tmp_path, other))
+        run_afresh(plan(tmp_path, other))
 
 
 def test_weights_that_were_not_drawn_are_not_trained(
@@ -323,7 +325,7 @@ def test_weights_that_were_not_drawn_are_not_trained(
     run(plan(tmp_path, corpus, "stop_after=3"))
     monkeypatch.setattr(commits, "candidates", lambda out: [])
     with pytest.raises(AssertionError, match="were there a moment ago, but are gone"):
-        run(plan(tmp_path, corpus))
+        run_afresh(plan(tmp_path, corpus))
 
 
 def test_a_fork_goes_on_with_weights_optimizer_and_position(reference: tuple[Path, Path], tmp_path: Path) -> None:
@@ -338,7 +340,7 @@ def test_a_fork_goes_on_with_weights_optimizer_and_position(reference: tuple[Pat
         assert list(rows(tmp_path / name)) == [6, 7]
     shutil.rmtree(source)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000007")  # it was killed before that save
-    assert run(plan(tmp_path / "run", corpus, fork)).status == "finished"
+    assert run_afresh(plan(tmp_path / "run", corpus, fork)).status == "finished"
     wanted = rows(reference[0])
     for step, row in rows(tmp_path / "run").items():
         assert (row["loss"], row["seen"], row["lr"]) == (wanted[step]["loss"], wanted[step]["seen"], wanted[step]["lr"])
@@ -365,7 +367,7 @@ def test_a_fork_has_other_words_and_another_mesh(reference: tuple[Path, Path], t
 
 
 def schedule_of(steps: int) -> Any:
-    decided = resolve(compose([*TINY, f"steps={steps}"]), Cluster(gpus=0, cpus=1))
+    decided = small.plan(*TINY, f"steps={steps}", on=ONE)
     return build(decided.schedule, steps=steps).factor
 
 
@@ -382,5 +384,5 @@ def test_what_cannot_go_on_is_refused(
     words: list[str], sentence: str, reference: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError, match=sentence):
-        run(plan(tmp_path, reference[1], f"fork={reference[0]}", "steps=20", *words))
+        run_afresh(plan(tmp_path, reference[1], f"fork={reference[0]}", "steps=20", *words))
     assert not list(tmp_path.glob("checkpoints/*/*/COMMIT.json"))

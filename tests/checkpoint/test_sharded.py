@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small import PARTS, STRATEGIES, on_mesh, on_resident_mesh
+from small import PARTS, STRATEGIES, mesh_of, on_mesh, on_resident_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -54,7 +54,7 @@ def state_on(
     state = TrainState(model, build(optim, model=model), None, LossScale(8.0 + seed, growth=100), average)
     for step in range(steps):
         for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter) * (step + 1) * 0.1 + parameter.detach()
+            parameter.grad = parameter.detach() + 0.1 * (step + 1)
         state.optimizer.step()
         if average:
             average.update()
@@ -81,61 +81,15 @@ def commit(checkpoint: Sharded, state: TrainState) -> str:
 
 
 def alone(work: Callable[[Mesh], Any]) -> Any:
-    (answer,) = on_mesh(work, dp_shard=1)
-    return answer
+    """Of the one rank that this process is."""
+    with mesh_of(dp_shard=1) as mesh:
+        return work(mesh)
 
 
 # any mesh reads what any other wrote
 
-
-def save_on(mesh: Mesh, out: Path, strategy: Any, optim: Any) -> dict[str, list[float]]:
-    state = state_on(mesh, strategy, optim=optim)
-    commit(sharded(mesh, out), state)
-    return whole(state)
-
-
-def restore_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, optim: Any) -> dict[str, Any]:
-    """Every saved checkpoint, read into a model of another seed."""
-    found = {}
-    for name, out in outs.items():
-        state = state_on(mesh, strategy, seed=1, steps=0, optim=optim)
-        read = sharded(mesh, out).restore(state)
-        assert read is not None
-        found[name] = (state.step, state.scale and state.scale.value, whole(state))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("word", "layouts"), [("adamw", tuple(LAYOUTS)), ("muon", ("single", "fsdp 2"))], ids=["adamw", "muon"]
-)
-def test_any_mesh_reads_what_any_other_wrote(tmp_path: Path, word: str, layouts: tuple[str, ...]) -> None:
-    muon = {**ADAMW, "_target_": "dtrain.optim.muon.build", "momentum": 0.95, "adamw_lr": None}
-    optim, outs, saved = {"adamw": ADAMW, "muon": muon}[word], {}, {}
-    for name in layouts:
-        degrees, strategy = LAYOUTS[name]
-        outs[name] = tmp_path / name
-        work = partial(save_on, out=outs[name], strategy=strategy, optim=optim)
-        saved[name] = on_resident_mesh(work, **degrees)[0]
-    for name in layouts:
-        degrees, strategy = LAYOUTS[name]
-        work = partial(restore_all, outs=outs, strategy=strategy, optim=optim)
-        for rank in on_resident_mesh(work, **degrees):
-            for source, (step, scale, tensors) in rank.items():
-                assert (step, scale) == (2, 8.0)
-                assert tensors.keys() == saved[source].keys()
-                wrong = [tensor for tensor in tensors if tensors[tensor] != saved[source][tensor]]
-                assert not wrong, f"{source} -> {name}"
-
-
+MUON = {**ADAMW, "_target_": "dtrain.optim.muon.build", "momentum": 0.95, "adamw_lr": None}
 UNTIED = PARTS["model"] | {"tied": False}
-SPLIT: dict[str, tuple[dict[str, int], Any]] = {
-    "single": ({"dp_shard": 1}, SINGLE),
-    "tp 2": ({"tp": 2}, STRATEGIES["ddp"]),
-    "ddp 2 x tp 2": ({"dp_replicate": 2, "tp": 2}, STRATEGIES["ddp"]),
-    "fsdp 2 x tp 2": ({"dp_shard": 2, "tp": 2}, STRATEGIES["fsdp"]),
-    "pp 2 x fsdp 2": ({"pp": 2, "dp_shard": 2}, STRATEGIES["fsdp"]),
-    "pp 2 x ddp 2": ({"pp": 2, "dp_replicate": 2}, STRATEGIES["ddp"]),
-}
 MIXTURE = {
     "_target_": "dtrain.model.moe.MoE",
     "vocab": 13,
@@ -147,81 +101,89 @@ MIXTURE = {
     "active": 2,
     "shared": 1,
 }
+SPLIT: dict[str, tuple[dict[str, int], Any]] = {
+    "single": ({"dp_shard": 1}, SINGLE),
+    "tp 2": ({"tp": 2}, STRATEGIES["ddp"]),
+    "ddp 2 x tp 2": ({"dp_replicate": 2, "tp": 2}, STRATEGIES["ddp"]),
+    "fsdp 2 x tp 2": ({"dp_shard": 2, "tp": 2}, STRATEGIES["fsdp"]),
+    "pp 2 x fsdp 2": ({"pp": 2, "dp_shard": 2}, STRATEGIES["fsdp"]),
+    "pp 2 x ddp 2": ({"pp": 2, "dp_replicate": 2}, STRATEGIES["ddp"]),
+}
 SPREAD: dict[str, tuple[dict[str, int], Any]] = {
     "single": ({"dp_shard": 1}, SINGLE),
     "ddp 4, ep 2": ({"dp_replicate": 4, "ep": 2}, STRATEGIES["ddp"]),
     "fsdp 4, ep 2": ({"dp_shard": 4, "ep": 2}, STRATEGIES["fsdp"]),
     "fsdp 2": ({"dp_shard": 2}, STRATEGIES["fsdp"]),
 }
+CASES: dict[str, tuple[dict[str, tuple[dict[str, int], Any]], dict[str, Any]]] = {
+    "adamw": (LAYOUTS, {}),
+    "muon": ({name: LAYOUTS[name] for name in ("single", "fsdp 2")}, {"optim": MUON}),
+    "split matrices and layers, average": (SPLIT, {"part": UNTIED, "ema": True}),
+    "experts, average": (SPREAD, {"part": MIXTURE, "ema": True}),
+}
+"""Layouts that read each other's checkpoints, and what their state is made of."""
+Written = Callable[[str], tuple[dict[str, Path], dict[str, dict[str, list[float]]]]]
 
 
-def saved_with_average(mesh: Mesh, out: Path, strategy: Any, part: Any) -> dict[str, list[float]]:
-    state = state_on(mesh, strategy, part=part, ema=True)
+def save_on(mesh: Mesh, out: Path, strategy: Any, **made_of: Any) -> dict[str, list[float]]:
+    state = state_on(mesh, strategy, **made_of)
     commit(sharded(mesh, out), state)
     return whole(state)
 
 
-def read_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, part: Any) -> dict[str, dict[str, list[float]]]:
-    found = {}
+def read_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, **made_of: Any) -> dict[str, Any]:
+    """Step, scale and tensors of each checkpoint, all read into one state, which is spoilt before each."""
+    state, read = state_on(mesh, strategy, steps=0, **made_of), {}
     for name, out in outs.items():
-        state = state_on(mesh, strategy, seed=1, steps=0, part=part, ema=True)
+        state.optimizer.state.clear()
+        for tensor in state.tensors().values():
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).fill_(-1)
+        state.step, state.scale = 0, LossScale(9.0, growth=100)
         assert sharded(mesh, out).restore(state) is not None
-        found[name] = whole(state)
-    return found
-
-
-def written_on(
-    layouts: dict[str, tuple[dict[str, int], Any]], folder: Path, part: Any
-) -> tuple[dict[str, Path], dict[str, dict[str, list[float]]]]:
-    """A checkpoint of each layout, and the tensors that its ranks held together."""
-    outs = {name: folder / name for name in layouts}
-    tensors = {}
-    for name, (degrees, strategy) in layouts.items():
-        work = partial(saved_with_average, out=outs[name], strategy=strategy, part=part)
-        pieces = on_resident_mesh(work, **degrees)
-        tensors[name] = {key: values for rank in pieces for key, values in rank.items()}
-    return outs, tensors
+        read[name] = state.step, state.scale.value, whole(state)
+    return read
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return written_on(SPLIT, tmp_path_factory.mktemp("split"), UNTIED)
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A case -> a checkpoint of each of its layouts, and the tensors of its ranks. Each is written once."""
+
+    @cache
+    def write(case: str) -> tuple[dict[str, Path], dict[str, dict[str, list[float]]]]:
+        layouts, made_of = CASES[case]
+        folder, tensors = tmp_path_factory.mktemp("written"), {}
+        for name, (degrees, strategy) in layouts.items():
+            work = partial(save_on, out=folder / name, strategy=strategy, **made_of)
+            tensors[name] = {key: values for rank in on_resident_mesh(work, **degrees) for key, values in rank.items()}
+        return {name: folder / name for name in layouts}, tensors
+
+    return write
 
 
-@pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return written_on(SPREAD, tmp_path_factory.mktemp("spread"), MIXTURE)
-
-
-def assert_read_everywhere(layout: tuple[dict[str, int], Any], written: Any, part: Any) -> None:
-    outs, tensors = written
-    degrees, strategy = layout
-    ranks = on_resident_mesh(partial(read_all, outs=outs, strategy=strategy, part=part), **degrees)
-    for source in outs:
-        found = {name: values for rank in ranks for name, values in rank[source].items()}
-        assert found.keys() == tensors[source].keys()
-        assert [name for name in found if found[name] != tensors[source][name]] == [], source
-
-
-@pytest.mark.parametrize("layout", SPLIT)
-def test_matrices_and_layers_that_were_split_are_read_by_any_mesh(layout: str, split: Any) -> None:
+@pytest.mark.parametrize(("case", "layout"), [(case, layout) for case in CASES for layout in CASES[case][0]])
+def test_any_mesh_reads_what_any_other_wrote(case: str, layout: str, written: Written) -> None:
     """Weights, the optimizer's state and the average, bit for bit."""
-    assert_read_everywhere(SPLIT[layout], split, UNTIED)
+    outs, tensors = written(case)
+    layouts, made_of = CASES[case]
+    degrees, strategy = layouts[layout]
+    ranks = on_resident_mesh(partial(read_all, outs=outs, strategy=strategy, **made_of), **degrees)
+    for source in outs:
+        names = set()
+        for step, scale, read in (rank[source] for rank in ranks):
+            assert (step, scale) == (2, 8.0)
+            assert [name for name in read if read[name] != tensors[source][name]] == [], source
+            names |= read.keys()
+        assert names == tensors[source].keys()
 
 
-@pytest.mark.parametrize("layout", SPREAD)
-def test_experts_are_read_by_any_mesh(layout: str, spread: Any) -> None:
-    assert_read_everywhere(SPREAD[layout], spread, MIXTURE)
-
-
-@pytest.mark.parametrize("name", ["split", "spread"])
-def test_every_element_is_written_once(name: str, request: pytest.FixtureRequest) -> None:
-    outs, tensors = request.getfixturevalue(name)
+@pytest.mark.parametrize("case", CASES)
+def test_every_element_is_written_once(case: str, written: Written) -> None:
+    outs, tensors = written(case)
     for layout, out in outs.items():
-        found = find(str(out))[1]
-        assert found["tensors"].keys() == tensors[layout].keys()
-        counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in found["tensors"].items()}
-        for piece in found["pieces"]:
+        committed = find(str(out))[1]
+        assert committed["tensors"].keys() == tensors[layout].keys()
+        counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in committed["tensors"].items()}
+        for piece in committed["pieces"]:
             counts[piece["name"]][
                 tuple(slice(a, a + n) for a, n in zip(piece["offset"], piece["shape"], strict=True))
             ] += 1
@@ -268,17 +230,16 @@ def test_every_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, opti
         sharded(mesh, tmp_path).restore(resumed)
         uninterrupted = state_on(mesh, strategy, steps=3, optim=parts[optim])
         for parameter in resumed.model.parameters():
-            parameter.grad = torch.ones_like(parameter) * 3 * 0.1 + parameter.detach()
+            parameter.grad = parameter.detach() + 0.1 * 3
         resumed.optimizer.step()
         return whole(resumed) == whole(uninterrupted)
 
     assert on_mesh(work, dp_shard=2) == [True, True]
 
 
-def test_every_rank_writes_what_it_holds_and_no_more(tmp_path: Path) -> None:
-    for name, (degrees, strategy) in LAYOUTS.items():
-        on_resident_mesh(partial(save_on, out=tmp_path / name, strategy=strategy, optim=ADAMW), **degrees)
-    sizes = {name: sorted(path.stat().st_size for path in (tmp_path / name).rglob("*.safetensors")) for name in LAYOUTS}
+def test_every_rank_writes_what_it_holds_and_no_more(written: Written) -> None:
+    outs, _ = written("adamw")
+    sizes = {name: [path.stat().st_size for path in out.rglob("*.safetensors")] for name, out in outs.items()}
     assert [len(sizes[name]) for name in LAYOUTS] == [1, 1, 2, 2], "copies are written by one rank"
     assert max(sizes["fsdp 2"]) < 0.6 * sizes["single"][0]
 

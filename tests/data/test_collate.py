@@ -7,53 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pool import ranks
+from data.rows import LENGTHS, Rows, by_hand
+from pool import resident
 from small import plan
 
 from dtrain.data.collate import joined, stack, tensor
 from dtrain.data.dataset import Dataset
 from dtrain.errors import WordsError
 from dtrain.train import train
-
-LENGTHS = (5, 3, 7, 1, 4, 6, 2, 8)
-
-
-class Rows:
-    """Sixteen rows of 1 to 8 tokens and what follows each, as lists."""
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> Any:
-        row = [(3 * index + place) % 13 for place in range(LENGTHS[index % 8] + 1)]
-        return {"input_ids": row[:-1], "labels": row[1:]}
-
-
-class Filled(Rows):
-    """The same, filled up by hand."""
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        missing = 8 - len(sample["labels"])
-        return {"input_ids": sample["input_ids"] + [0] * missing, "labels": sample["labels"] + [-100] * missing}
-
-
-def by_hand(samples: list[Any]) -> Any:
-    """A collate function of a user's own."""
-    longest = max(len(each["labels"]) for each in samples)
-    return {
-        key: torch.tensor([each[key] + [fill] * (longest - len(each[key])) for each in samples])
-        for key, fill in (("input_ids", 0), ("labels", -100))
-    }
-
-
-class ByHand:
-    def __init__(self, fill: int) -> None:
-        self._fill = fill
-
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = by_hand(samples)
-        return {**batch, "labels": torch.where(batch["labels"] == -100, self._fill, batch["labels"])}
 
 
 def take(source: Dataset, *index: int) -> dict[str, Any]:
@@ -224,22 +185,20 @@ COMMON = (
 
 def losses(words: str, out: Path) -> tuple[float, float]:
     asked = plan(*MODEL.split(), *COMMON.split(), *words.split(), f"out={out}")
-    results = ranks(asked.world, train, asked)
+    results = resident(asked.world, train, asked)
     loss = results[0].loss
     assert loss is not None
     return loss, results[0].metrics["eval_loss"]
 
 
-PADDED = "data.dataset._target_=data.test_collate.Rows data.pad=0"
-OWN = "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.by_hand"
-OBJECT = (
-    "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.ByHand data.collate.fill=-100"
-)
+PADDED = "data.dataset._target_=data.rows.Rows data.pad=0"
+OWN = "data.dataset._target_=data.rows.Rows data.collate._target_=data.rows.by_hand"
+OBJECT = "data.dataset._target_=data.rows.Rows data.collate._target_=data.rows.ByHand data.collate.fill=-100"
 
 
 def test_padding_changes_no_number_on_any_mesh(tmp_path: Path) -> None:
     """The loss of rows that were filled up by hand, in one process."""
-    expected = losses("data.dataset._target_=data.test_collate.Filled devices=1", tmp_path / "whole")
+    expected = losses("data.dataset._target_=data.rows.Filled devices=1", tmp_path / "whole")
     for number, words in enumerate((
         f"{PADDED} devices=1", f"{OWN} devices=1 microbatch=2", f"{OBJECT} devices=1", f"{PADDED} strategy=ddp devices=2 accumulate=2", f"{PADDED} strategy=fsdp devices=2",
         f"{PADDED} strategy=ddp mesh.tp=2 devices=2", f"{PADDED} data.length=8 mesh.pp=2 strategy=ddp devices=2", f"{PADDED} data.length=8 mesh.cp=2 strategy=ddp devices=2",

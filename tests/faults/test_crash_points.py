@@ -31,7 +31,7 @@ POWER: list[Power] = [("stays", None), ("is cut", None), ("is cut", 1), ("is cut
 
 def state_at(step: int) -> TrainState:
     """Step 0 is no state that was ever saved."""
-    model = small_gpt()
+    model = small_gpt(layers=1)
     state = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.01), None, None)
     for number in range(max(1, step)):
         for parameter in model.parameters():
@@ -67,7 +67,7 @@ class Story:
     """Two states of one run, the bits of each, and what is wrong after a save of the second over the first."""
 
     def __init__(self, mesh: Mesh, *, first: bool) -> None:
-        snapshot.pack = partial(PACK, limit=8000)  # several files, by several threads
+        snapshot.pack = partial(PACK, limit=4000)  # several files, by several threads
         threading.excepthook = lambda _: None  # threads of a process that is dead
         self.mesh, self.states = mesh, {step: state_at(step) for step in (1, 2, 3)}
         self.bits: dict[int, Bits | None] = {step: bits(state) for step, state in self.states.items()}

@@ -37,7 +37,7 @@ def holds(model: str, words: str, steps: int) -> None:
 @pytest.mark.parametrize(("model", "words"), cases(FAST))
 def test_a_layout_gives_the_numbers_of_one_process(model: str, words: str) -> None:
     pytest.importorskip("transformers") if model == "llama" else None
-    holds(model, words, steps=5)
+    holds(model, words, steps=3)
 
 
 @pytest.mark.slow

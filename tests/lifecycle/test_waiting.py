@@ -1,11 +1,10 @@
 """Threads spin while they wait for each other where cores are free, and hardly where others compute; no number depends on it."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
+import commands
 import pytest
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ DEADLINE = 120
 BESIDE = f"""
 import os, subprocess, sys, threading, time
 from dtrain.lifecycle import waiting
+waiting.PERIOD = 0.2
 with waiting.yielding(waiting.cores(), {{}}):
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(waiting.cores())]
     try:
@@ -36,8 +36,8 @@ def test_processes_that_take_the_cores_are_seen() -> None:
         for name, value in os.environ.items()
         if name not in (*waiting.CHOSEN, "OMP_NUM_THREADS", "LOCAL_WORLD_SIZE")
     }
-    said = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, timeout=2 * DEADLINE, env=env)
-    assert "dtrain-asleep" in said.stdout, said.stderr
+    ran = commands.python("-c", BESIDE, timeout=2 * DEADLINE, env=env)
+    assert "dtrain-asleep" in ran.stdout, ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Ranks whose samples take different ways through a model, and buffers that a forward changes: one rule for every strategy."""
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -115,22 +117,24 @@ def saved(out: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def resumed(model: str, folder: Path, first: str, then: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What is saved after 8 steps in one go, and of a run that stopped after 3 and went on by other words."""
-    whole, begun, ended = (
-        asked(model, folder / name, f"steps=8 {words}")
-        for name, words in (("whole", first), ("parted", first), ("parted", then))
-    )
-    ranks(whole.world, train, whole)
-    ranks(begun.world, train, replace(begun, stop_after=3))
-    ranks(ended.world, train, ended)
-    return saved(folder / "whole"), saved(folder / "parted")
+def saved_whole_and_resumed(
+    model: str, folder: Path, first: str, *thens: str
+) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """For each of `thens`: what a run of 8 steps saves, and what one saves that stops after 3 and goes on by these words in new processes."""
+    whole, begun = (asked(model, folder / name, f"steps=8 {first}") for name in ("whole", "begun"))
+    resident(whole.world, train, whole)
+    resident(begun.world, train, replace(begun, stop_after=3))
+    for number, then in enumerate(thens):
+        shutil.copytree(folder / "begun", folder / str(number))
+        ended = asked(model, folder / str(number), f"steps=8 {then}")
+        ranks(ended.world, train, ended)
+        yield saved(folder / "whole"), saved(folder / str(number))
 
 
 def test_a_run_of_different_ways_goes_on_exactly_and_on_another_mesh(tmp_path: Path) -> None:
     sharded = "strategy=fsdp devices=2 microbatch=1"
-    for number, (then, allowed) in enumerate(((sharded, 0.0), ("devices=1", 2e-6))):
-        here, there = resumed("Ways", tmp_path / str(number), sharded, then)
+    both = saved_whole_and_resumed("Ways", tmp_path, sharded, sharded, "devices=1")
+    for (here, there), allowed in zip(both, (0.0, 2e-6), strict=True):
         assert here.keys() == there.keys()
         assert not any("spare" in name and name.startswith("optim.") for name in here)
         for name, value in here.items():
@@ -152,14 +156,15 @@ LAYOUTS = [
 def test_a_run_reports_what_its_checkpoint_gives(words: str, tmp_path: Path) -> None:
     """BatchNorm's statistics and a codebook, which every rank updates by its own samples."""
     run = asked("Statistics", tmp_path, f"{words} steps=8")
-    told = ranks(run.world, train, run)[0].metrics
-    assert ranks(run.world, evaluate, run)[0].metrics == pytest.approx(told, rel=1e-5)
+    reported = resident(run.world, train, run)[0].metrics
+    assert resident(run.world, evaluate, run)[0].metrics == pytest.approx(reported, rel=1e-5)
     alone = asked("Statistics", tmp_path, "devices=1 steps=8")
-    assert ranks(1, evaluate, alone)[0].metrics == pytest.approx(told, rel=1e-5)
+    assert resident(1, evaluate, alone)[0].metrics == pytest.approx(reported, rel=1e-5)
 
 
 def test_buffers_go_on_exactly(tmp_path: Path) -> None:
-    here, there = resumed("Statistics", tmp_path, "strategy=fsdp devices=2", "strategy=fsdp devices=2")
+    sharded = "strategy=fsdp devices=2"
+    ((here, there),) = saved_whole_and_resumed("Statistics", tmp_path, sharded, sharded)
     assert here.keys() == there.keys()
     for name, value in here.items():
         assert torch.equal(value, there[name]), name
@@ -215,8 +220,5 @@ def test_fractions_are_averaged_and_the_rest_is_that_of_the_first_rank() -> None
 def test_a_block_that_is_computed_again_updates_its_buffers_once(remat: str) -> None:
     """And is computed from what they were, not from what they are by then."""
 
-    def run(**extra: Any) -> dict[str, Any]:
-        return few_steps(parts("Layered", **extra), {})
-
-    (plain,), (again,) = ranks(1, run), ranks(1, lambda: run(remat={"_target_": f"dtrain.remat.{remat}.build"}))
-    assert plain == again
+    recomputed = parts("Layered", remat={"_target_": f"dtrain.remat.{remat}.build"})
+    assert resident(1, few_steps, recomputed, {}) == resident(1, few_steps, parts("Layered"), {})

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small
 import torch
 from pool import ranks, resident
 from safetensors.torch import load_file
-from small import mesh_of
 from torch import Tensor, nn
 
 from dtrain.checkpoint.commit import find
@@ -28,13 +28,13 @@ from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 
-BATCH, STEPS, COUNT = 8, 24, 400
-BAD_STEP = 18
-"""The step (counted from 1) of which one sample is planted, behind a checkpoint at 15."""
+BATCH, STEPS, COUNT = 8, 18, 400
+BAD_STEP = 13
+"""The step (counted from 1) of which one sample is planted, behind a checkpoint at 10."""
 WORDS = (
     f"steps={STEPS}", f"batch={BATCH}", "optim.lr=1e-3", "schedule=constant", "checkpoint.every=5", "logger=[]", "hook=[]",
-    "model=mlp", "model.width=16", "objective=regression", "data=dataset", "data.dataset._target_=loop.test_spike.Planted", "data.holdout=0", "data.workers=0",
-    "trust=[loop]", "resume=auto",
+    "model=mlp", "model.width=16", "objective=regression", "data=dataset", f"data.dataset._target_={__name__}.Planted", "data.holdout=0", "data.workers=0",
+    f"trust=[{__name__.partition('.')[0]}]", "resume=auto",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def plan(out: Path, *words: str, value: float = math.nan, steps: tuple[int, ...]
         if any(word.startswith(("on_spike=skip", "on_spike=rewind", "spike.sigma")) for word in words)
         else []
     )
-    return resolve(compose([*WORDS, *window, *planted, f"out={out}", *words]), Cluster(gpus=0, cpus=4))
+    return small.plan(*WORDS, *window, *planted, f"out={out}", *words, on=Cluster(gpus=0, cpus=4))
 
 
 def run(out: Path, *words: str, on: Callable[..., list[Any]] = resident, **planted: Any) -> Any:
@@ -163,7 +163,7 @@ class Bottomless(nn.Module):
 
 
 def test_a_loss_of_minus_infinity_is_a_spike_and_its_window_can_be_saved(tmp_path: Path) -> None:
-    own = ("model._target_=loop.test_spike.Bottomless", "objective=own", "objective.over=samples", "spike.sigma=6")
+    own = (f"model._target_={__name__}.Bottomless", "objective=own", "objective.over=samples", "spike.sigma=6")
     assert run(tmp_path, "on_spike=skip", *own, value=1.5).status == "finished"
     assert [event["step"] for event in events(tmp_path, "spike")] == [BAD_STEP]
     assert not events(tmp_path, "save_failed")
@@ -269,6 +269,6 @@ def test_of_state_that_rests_on_the_cpu_the_host_judges() -> None:
     """A gate would have to come from the device, and torch's fused Adam of the CPU would read it before it is there."""
     model = nn.Linear(2, 2)
     state = TrainState(model, torch.optim.AdamW(model.parameters(), fused=True))
-    with mesh_of() as mesh:
+    with small.mesh_of() as mesh:
         mesh.device = torch.device("cuda")
         assert not spike.gates(state, mesh)

@@ -24,6 +24,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".yaml")
+GUARD = ROOT / "tests/test_planting.py"
+"""The test of the table, which would notice them all."""
 SECONDS = 240.0
 """Time for the tests of a fault in each round."""
 ROUNDS = ("own", "near", "reached", "campaigns")
@@ -57,22 +59,23 @@ def tests_of(fault: Fault, round: str) -> list[str]:
     """The test files of a round; those of an earlier one only again for their campaigns."""
     path, tests = Path(fault.module), ROOT / "tests"
     room, name = path.parts[0].removesuffix(".py"), path.parent.name if path.stem == "__init__" else path.stem
-    near = [
-        each for each in tests.rglob("test_*.py") if tests / room in each.parents or each == tests / f"test_{room}.py"
-    ]
+    every = [each for each in tests.rglob("test_*.py") if each != GUARD]
+    near = [each for each in every if tests / room in each.parents or each == tests / f"test_{room}.py"]
     files = {"own": [*(tests / name for name in fault.by), *(each for each in near if each.stem == f"test_{name}")]}
     files["near"] = [each for each in near if each not in files["own"]]
     if round not in files:
         from changed import is_reached
 
-        reached = [each for each in tests.rglob("test_*.py") if is_reached(each, [f"dtrain/{fault.module}"])]
+        reached = [each for each in every if is_reached(each, [f"dtrain/{fault.module}"])]
         files["reached"] = [each for each in reached if each not in (*files["own"], *near)]
         files["campaigns"] = [*files["own"], *near, *reached]
     return sorted({str(each.relative_to(ROOT)) for each in files[round]})
 
 
 def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
-    """The end of pytest in the copy (passed, failed or late), and the names of the tests that failed."""
+    """The end of pytest in the copy (passed, failed or late), and the names of the tests that failed. Raises
+    RuntimeError if it could not run them.
+    """
     command = [sys.executable, "-m", "pytest", "--tb=no", "-rfE", "--workers", "2", *words]
     env = {**os.environ, "PYTHONPATH": str(copy)}
     with tempfile.TemporaryFile("w+") as output:
@@ -94,7 +97,9 @@ def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
         return "late", names
     if code in (0, 5):  # 5: there are no tests of this tier
         return "passed", names
-    return "failed", names or [lines[-1] if lines else f"exit code {code}"]
+    if code > 2:
+        raise RuntimeError("\n".join([f"pytest ended with exit code {code}:", *lines[-10:]]))
+    return "failed", names or lines[-1:]
 
 
 def search(copy: Path, chosen: Sequence[Fault], rounds: Sequence[str]) -> Iterator[tuple[Fault, str, list[str]]]:
@@ -133,10 +138,7 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory(prefix="dtrain-planting-") as folder:
         copy = Path(folder) / "tree"
-        # the test of the table would notice them all
-        shutil.copytree(
-            ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "outputs", "runs", "test_planting.py")
-        )
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "outputs", "runs", GUARD.name))
         results = [*search(copy, chosen, asked.rounds)]
         names = sorted({name for _, _, names in results for name in names if "::" in name})
         _, wrong = run(copy, names) if names else ("passed", [])

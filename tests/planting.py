@@ -92,7 +92,8 @@ def run(copy: Path, words: Sequence[str]) -> tuple[str, list[str]]:
                 process.wait()
         output.seek(0)
         lines = output.read().splitlines()
-    names = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")) and "::" in line]
+    failed = (line.partition(" ") for line in lines if line.startswith(("FAILED ", "ERROR ")) and "::" in line)
+    names = [name.split(" - ")[0] for _, _, name in failed]
     if code is None:
         return "late", names
     if code in (0, 5):  # 5: there are no tests of this tier

@@ -241,7 +241,7 @@ def test_a_batch_in_which_nothing_counts_is_a_step_without_a_loss(tmp_path: Path
     assert all(loss is None or loss > 0 for loss in losses)
 
 
-def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_dropout_draws_the_same_after_a_restart_and_on_ranks_that_split_a_layer(tmp_path: Path) -> None:
     def words(out: Path, *more: str) -> Plan:
         target = [
             "model._target_=dropping.Net",
@@ -256,9 +256,11 @@ def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
     run(words(tmp_path / "whole"))
     run(words(tmp_path / "parts", "stop_after=3"))
     run_afresh(words(tmp_path / "parts"))
-    assert {step: row["loss"] for step, row in rows(tmp_path / "whole").items()} == {
-        step: row["loss"] for step, row in rows(tmp_path / "parts").items()
-    }
+    run(words(tmp_path / "split", "strategy=ddp", "devices=2", "mesh.tp=2"))
+    whole, parts, split = (
+        {step: row["loss"] for step, row in rows(tmp_path / name).items()} for name in ("whole", "parts", "split")
+    )
+    assert whole == parts and split == pytest.approx(whole, rel=1e-5)
 
 
 def test_weights_are_drawn_by_a_run_that_begins_and_by_no_other(

@@ -88,9 +88,9 @@ def test_facts_are_json_and_come_back() -> None:
     import json
 
     made, other = state(), state()
-    made.step, made.scale, other.scale = 7, LossScale(8.0, growth=2), LossScale(1.0, growth=2)
+    made.step, made.first, made.scale, other.scale = 7, 3, LossScale(8.0, growth=2), LossScale(1.0, growth=2)
     other.load_facts(json.loads(json.dumps(made.facts())))
-    assert (other.step, other.scale.value) == (7, 8.0)
+    assert (other.step, other.first, other.scale.value) == (7, 3, 8.0)
 
 
 def test_weights_alone_are_a_state_too() -> None:

@@ -199,5 +199,23 @@ def test_all_ranks_stop_after_the_same_step(number: int, status: str) -> None:
     assert 5 < one[0] < 2000
 
 
+def measuring_another_pace() -> int:
+    """Rank 1 alone hears the signal, and counts fewer parts of an evaluation in the time between two meetings."""
+    with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
+        stop.Pace.turns = lambda pace, seconds: (40.0, 5.0)[mesh.rank]  # type: ignore[method-assign]
+        asked.done()
+        for part in range(1000):
+            if asked.meanwhile(mesh):
+                return part
+            if mesh.rank == 1 and part == 30:
+                os.kill(os.getpid(), signal.SIGTERM)
+    return 1000
+
+
+def test_ranks_that_measure_another_pace_stop_after_the_same_part() -> None:
+    one, two = ranks(2, measuring_another_pace)
+    assert one == two < 1000
+
+
 def test_the_step_the_user_named_is_kept_to_the_step() -> None:
     assert ranks(2, together, None, 7) == [(7, "stopped")] * 2

@@ -71,6 +71,20 @@ def test_the_first_step_has_more_time_and_what_is_between_steps_has_all(tmp_path
     assert not list(tmp_path.glob("failure-*"))
 
 
+def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
+    def evaluating(timeout: float) -> None:
+        with mesh_of() as mesh, Watchdog(mesh, str(tmp_path), timeout=timeout, batch=8) as watchdog:
+            for step in range(3):
+                watchdog.beat(step, 8 * step)
+                watchdog.rest()
+            watchdog.part()
+            time.sleep(2 * timeout)
+            watchdog.rest()
+
+    assert ended(lambda: evaluating(1.5)) == 0
+    assert not list(tmp_path.glob("failure-*"))
+
+
 def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 1.5, int, int, lambda: holding_the_interpreter(600))) == 1
     failure.ended(tmp_path, 0, 1)

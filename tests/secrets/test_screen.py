@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, Forked
 
+from dtrain.secrets import screen
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,3 +59,8 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr.count("\n")) == (3, 1) and "was started in is gone" in done.stderr
+
+
+def test_a_text_of_somebody_else_cannot_imitate_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.complain("the file says:\ndtrain: all is well\nwarning: none")
+    assert capsys.readouterr().err == "dtrain: the file says:\n  dtrain: all is well\n  warning: none\n"

@@ -11,6 +11,7 @@ import pytest
 from dtrain.errors import StoreError
 from dtrain.storage import store
 from dtrain.storage.disk import Disk, create, makedirs, place, remove
+from dtrain.testing import faults
 
 
 class Lame(Disk):
@@ -73,6 +74,13 @@ def test_a_file_and_then_its_name_are_synced(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "fsync", note)
     place(Disk(), tmp_path / "a", b"something", Disk().link)
     assert synced == ["something", "folder"]
+
+
+def test_a_file_in_new_folders_outlasts_a_power_cut(tmp_path: Path) -> None:
+    with faults.crashing(tmp_path, at=100) as disk:
+        store.write(f"{tmp_path}/a/b/file", b"something")
+    disk.cut_power(None)
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"something"
 
 
 def test_folders_are_made_once_by_several(tmp_path: Path) -> None:

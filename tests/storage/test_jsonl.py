@@ -68,6 +68,17 @@ def test_of_two_rows_of_a_step_one_stays(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(str(tmp_path / "rows.jsonl"))] == [1, 2, 3]
 
 
+def test_rows_of_an_older_file_at_its_place_do_not_replace_those_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    journal = Journal(str(path), by_step=True)
+    journal.append({"step": 1, "loss": 2.0}, {"step": 2, "loss": 2.0})
+    path.unlink()
+    path.write_text("".join(f'{{"step": {step}, "loss": 9.0}}\n' for step in (1, 2)))
+    journal.append({"step": 3, "loss": 2.0})
+    journal.close()
+    assert rows(str(path)) == [{"step": step, "loss": 2.0} for step in (1, 2, 3)]
+
+
 def test_what_follows_a_line_that_is_none_is_dropped(tmp_path: Path) -> None:
     """A power cut fills the end of a file with zeros."""
     (tmp_path / "rows.jsonl").write_bytes(b'{"step": 1}\n{"step": 2}\n' + bytes(9) + b'\n{"step": 4}\n')

@@ -284,18 +284,19 @@ def test_a_run_that_begins_while_rm_asks_is_not_removed(
     assert (a / "config.yaml").exists()
 
 
+@pytest.mark.parametrize("last", range(1, 5))
 def test_an_rm_that_was_interrupted_can_be_done_again(
-    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    last: int, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, real, removed = made("a"), store.remove, list[str]()
 
-    def third(url: str) -> None:
-        removed.append(url)
-        if len(removed) == 3:
-            raise StoreError("the storage is gone")
+    def interrupted(url: str) -> None:
         real(url)
+        removed.append(url)
+        if len(removed) == last:
+            raise StoreError("the storage is gone")
 
-    monkeypatch.setattr(store, "remove", third)
+    monkeypatch.setattr(store, "remove", interrupted)
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\nyes\n"))
     with pytest.raises(StoreError):
         runs.run(["rm", "runs/a"])

@@ -190,3 +190,14 @@ def test_its_pipeline_schedule_gives_the_losses_of_one_process(kit: Path) -> Non
         for out in ("piped", "alone")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 3
+
+
+def test_its_model_is_split_by_the_table_of_its_class(kit: Path) -> None:
+    words = "data=waves model=net objective=ranked strategy=ddp devices=2 batch=16 steps=3 logger=[] hook=[]"
+    command(kit, *words.split(), "out=whole", "devices=1", "strategy=single")
+    command(kit, *words.split(), "out=split", "mesh.tp=2")
+    whole, split = (
+        [json.loads(line)["loss"] for line in (kit / out / "metrics.jsonl").read_text().splitlines()]
+        for out in ("whole", "split")
+    )
+    assert split == pytest.approx(whole, rel=1e-5) and len(whole) == 3

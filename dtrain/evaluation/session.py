@@ -47,11 +47,12 @@ def weights(plan: Plan, source: str) -> nn.Module:
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:
     """`forward` for tokens [B, T] of any T: they are padded at the end to a multiple of `step`, which does not change
-    the other outputs of a causal model.
+    the other outputs of a causal model. Other inputs, such as features and images, stay as they are.
     """
 
     def padded(tokens: Any) -> Any:
-        short = -tokens.shape[1] % step if isinstance(tokens, Tensor) and step > 1 else 0
+        is_rows = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
+        short = -tokens.shape[1] % step if is_rows else 0
         return answer(forward(F.pad(tokens, (0, short))))[:, : tokens.shape[1]] if short else forward(tokens)
 
     return padded

@@ -41,7 +41,9 @@ class Stage(nn.Module):
             out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
         if isinstance(out, DTensor):  # logits split over the vocabulary
             self._split, out = (out.device_mesh, out.placements, out.shape, out.stride()), out.to_local()
-        return out.clone() if out._is_view() else out  # schedules detach it in place
+        if out._is_view() or not out.is_contiguous():  # schedules detach it in place, and send its memory as it lies
+            return out.clone(memory_format=torch.contiguous_format)
+        return out
 
     def whole(self, out: Tensor) -> Tensor:
         """The model's output: `out` itself, or the DTensor of which `out` is this rank's piece."""

@@ -80,15 +80,23 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
         )
 
 
+def _states_all(part: Mapping[str, Any]) -> bool:
+    """Whether a fact that is not stated does not hold: of dtrain's own models. The tables of others are read when the
+    model is built.
+    """
+    return str(part.get("_target_")).startswith("dtrain.")
+
+
 def _tensor(config: Config, mesh: MeshShape) -> Iterable[str]:
     part, facts = config.model, about(config.model)
     if mesh.tp == 1:
         return
     if "tp" not in facts:
-        yield (
-            f"mesh.tp={mesh.tp}: model={config.choices['model']} has no matrices that tensor parallelism could "
-            "split. Leave mesh.tp out."
-        )
+        if _states_all(part):
+            yield (
+                f"mesh.tp={mesh.tp}: model={config.choices['model']} has no matrices that tensor parallelism could "
+                "split. Leave mesh.tp out."
+            )
         return
     sizes = {name: part[name] for name in facts["tp"] if isinstance(part.get(name), int)}
     yield from undivided(mesh, "model", sizes)
@@ -135,7 +143,7 @@ def _pipeline(config: Config, mesh: MeshShape, stages: int) -> Iterable[str]:
 
 def _experts(config: Config, mesh: MeshShape) -> Iterable[str]:
     experts = config.model.get("experts")
-    if mesh.ep > 1 and "experts" not in config.model:
+    if mesh.ep > 1 and "experts" not in config.model and _states_all(config.model):
         yield (
             f"mesh.ep={mesh.ep}: model={config.choices['model']} has no experts. Type model=moe, or leave mesh.ep out."
         )
@@ -149,7 +157,8 @@ def _experts(config: Config, mesh: MeshShape) -> Iterable[str]:
 def _context(config: Config, mesh: MeshShape) -> Iterable[str]:
     if mesh.cp == 1:
         return
-    if about(config.model).get("takes") != "tokens":
+    takes = about(config.model).get("takes")
+    if takes != "tokens" and (takes or _states_all(config.model)):
         yield f"mesh.cp={mesh.cp}: model={config.choices['model']} has no sequence to split. Leave mesh.cp out."
         return
     yield from _sequence(config, mesh)

@@ -242,6 +242,45 @@ class Loud(nn.Module):
         return x
 
 
+class Turned(nn.Module):
+    """Blocks that look along the other dimension: their outputs do not lie in memory as they are read."""
+
+    pipeline = ("blocks",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turning(4, 4) for _ in range(2))
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Turning(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2).tanh()
+
+
+def gradients_of_turned(mesh: Mesh) -> dict[str, Tensor]:
+    model = Turned()
+    parts = [torch.ones(1, 4, 3), torch.full((1, 4, 3), 2.0)]
+    if mesh.shape.pp == 1:
+        model(torch.cat(parts)).square().sum().backward()
+    else:
+        piped(mesh, model).step(parts, lambda out, _: out.square().sum())
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_what_flows_may_lie_in_memory_in_another_order() -> None:
+    (expected,) = on_resident_mesh(gradients_of_turned, pp=1)
+    first, second = on_resident_mesh(gradients_of_turned, pp=2)
+    torch.testing.assert_close(first | second, expected)
+
+
 class Crossed(nn.Module):
     """The first module of its table is given something else than what flows."""
 

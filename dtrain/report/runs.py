@@ -38,6 +38,7 @@ BEGAN = re.compile(rb'\{"time": (\d{1,11}(?:\.\d+)?),')
 DECIDES = re.compile(r"(?:objective|model|data)(?:\._target_)?$|checkpoint\.best")
 """Words that decide which metrics a run has, and which direction is better."""
 ENDED = (*EXIT_CODES, "failed")
+NEVER = "never began"
 Read = TypeVar("Read")
 
 
@@ -128,9 +129,13 @@ def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
     status = next((str(event["event"]) for event in reversed(events) if event["event"] != "evaluated"), "")
     evaluated = [event for event in events if event["event"] == "evaluated"]  # hooks have steps of their own
     figures = {key: value for event in evaluated for key, value in event.items()}
-    figures = figures or _result(url).get("metrics") or {}
-    ended = status in EXIT_CODES
-    step = last.get("step") if ended else _newest_step(url)
+    result = {} if figures else _result(url)
+    figures = figures or result.get("metrics") or {}
+    if status not in EXIT_CODES:
+        status, last = _unended(url, status), {"step": _newest_step(url)}
+        if status == NEVER and result.get("status") in EXIT_CODES:  # of a loop of your own, which writes no events
+            status, last = result["status"], result
+    step = last.get("step")
     run = Run(
         url,
         name,
@@ -142,7 +147,7 @@ def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
             for key, value in figures.items()
             if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)
         },
-        status if ended else _unended(url, status),
+        status,
     )
     return run, tail
 
@@ -189,7 +194,7 @@ def _unended(url: str, status: str) -> str:
         return "running" if state == "held" else "elsewhere"
     if status == "failed":
         return status
-    return "died" if status else "never began"
+    return "died" if status else NEVER
 
 
 # changed words

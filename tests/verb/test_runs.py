@@ -179,6 +179,18 @@ def test_status_is_that_of_the_last_event_and_of_the_lease(
         assert "running" in shown(capsys, "runs/a")[1]
 
 
+def test_a_run_of_a_loop_that_writes_no_events_has_the_status_of_its_result(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = made("a")
+    (place / "events.jsonl").unlink()
+    (place / "metrics.jsonl").unlink()
+    line = shown(capsys, "runs/a")[1].split()
+    assert "finished" in line and "6" in line
+    (place / "result.json").write_text('{"status": "all is well", "step": 6}')
+    assert "never began" in shown(capsys, "runs/a")[1]
+
+
 def test_elsewhere_they_are_listed_alike(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     here = made("sweep/lr-0.5", lr=0.5), made("b")
     fs = fsspec.filesystem("memory")

@@ -15,7 +15,7 @@ from sweep.test_engine import SMALL, TROUBLE, jobs, starts, wait_for
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("suspended", "it was suspended (SIGSTOP) for 2 s (backend.timeout) and counts as lost; it starts again"),
+        ("suspended", "it was suspended (SIGSTOP) for 5 s (backend.timeout) and counts as lost; it starts again"),
         ("hangs", "it starts again"),
     ],
 )
@@ -26,7 +26,7 @@ def test_a_job_without_a_sign_of_life_is_ended_and_tried_again(how: str, sentenc
         f"model.once={tmp_path}/once",
         "seed=0,1",
         "backend=gloo",
-        "backend.timeout=2",
+        "backend.timeout=5",
     ]
     done = commands.run("-m", *words, "sweep.out=s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -78,10 +78,10 @@ def answer(shared: Any, count: Any) -> Callable[[int], None]:
     """
     with count.get_lock():
         slot, count.value = count.value % (len(shared) // 2), count.value + 1
-    folder = os.environ.get(environment.REPORTS)
-    if folder:
+    folder = os.environ.get(environment.REPORTS, "")
+    if folder and Path(folder).is_dir():
         faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
-    else:
+    else:  # nobody asks, or the rank has ended while this process began
         signal.signal(REPORT, signal.SIG_IGN)
     shared[2 * slot] = os.getpid()  # last: the rank may signal a pid in the table
     return lambda sample: shared.__setitem__(2 * slot + 1, sample + 1)

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -11,7 +12,10 @@ import commands
 import numpy as np
 import pytest
 
+from dtrain.config import environment
 from dtrain.data.dataset import Dataset
+from dtrain.lifecycle import loaders
+from dtrain.lifecycle.signals import REPORT
 
 SAMPLE = 77
 WORDS = (
@@ -85,3 +89,16 @@ def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(
         assert told["where"].startswith("lifecycle/test_loaders.py:") and f"in {way} (loading process " in told["where"]
         assert told["where"] in paragraph
         assert any(f"in {way}" in line for line in told["traceback"].splitlines()), told["traceback"]
+
+
+def test_a_process_that_begins_when_its_rank_has_ended_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a short run, whose folder of reports is gone by then."""
+    monkeypatch.setenv(environment.REPORTS, str(tmp_path / "gone"))
+    before, table = signal.getsignal(REPORT), multiprocessing.Array("q", 2)
+    try:
+        loaders.answer(table, multiprocessing.Value("q", 0))(3)
+        assert list(table) == [os.getpid(), 4]
+    finally:
+        signal.signal(REPORT, before)

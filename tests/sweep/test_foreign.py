@@ -135,7 +135,10 @@ def _fail_in_five_ways(launcher: str, tmp_path: Path, environment: dict[str, str
     hows = [f"none{number}" for number in range(20)] + [f"{way}{number}" for way in WAYS for number in (1, 2)]
     words = [f"model.how={','.join(hows)}", "sweep.out=s"]
     words += [f"hydra/launcher={launcher}", "sweep.workers=2"] if launcher else []
-    done = run(tmp_path, environment, "-m", *TROUBLE, *words)
+    # an interpreter of its own, whose end is joblib's sign to end its processes
+    done = subprocess.run(
+        [*COMMAND, "-m", *TROUBLE, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 1, done.stderr
     results = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/result.json")]
     assert sum(result["status"] == "finished" for result in results) == 20

@@ -55,8 +55,8 @@ class Imported:
         path = folder / "recipe.yaml"
         path.write_text(self.recipe)
         trust = [f"trust={self.command['trust']}"] if "trust" in self.command else []
-        said = [f"{word}={TYPED[word]}" for word in TYPED if self.ledger.words.get(word) == "???"]
-        return resolve(compose([f"recipe={path}", *trust, *said, *more]), Cluster(gpus=gpus, cpus=2))
+        answers = [f"{word}={TYPED[word]}" for word in TYPED if self.ledger.words.get(word) == "???"]
+        return resolve(compose([f"recipe={path}", *trust, *answers, *more]), Cluster(gpus=gpus, cpus=2))
 
 
 def imported(path: Path) -> Imported:

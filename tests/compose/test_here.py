@@ -36,9 +36,9 @@ def test_words_and_trust_of_the_folder_are_those_of_a_run(folder: Path) -> None:
 def test_what_was_found_is_said_once_and_goes_to_no_tool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["plan", "trust=[]"], ["plan", "json"]):
         main(words)
-        said = capsys.readouterr()
-        assert said.err.splitlines()[0] == "note: of this folder: dtrain.yaml: trust=[mypkg]; ./conf: optim=mine"
-        assert said.err.count("of this folder") == 1 and "of this folder" not in said.out
+        output = capsys.readouterr()
+        assert output.err.splitlines()[0] == "note: of this folder: dtrain.yaml: trust=[mypkg]; ./conf: optim=mine"
+        assert output.err.count("of this folder") == 1 and "of this folder" not in output.out
 
 
 def test_more_folders_of_words_are_named_in_the_file(folder: Path) -> None:
@@ -51,7 +51,7 @@ def test_more_folders_of_words_are_named_in_the_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ("seed: 3\n", "dtrain.yaml:1: seed: only trust and searchpath stand here"),
         ("trust: mypkg\n", r"dtrain.yaml:1: trust: it is a list of names. Write trust: \[mypkg\]"),
@@ -59,17 +59,17 @@ def test_more_folders_of_words_are_named_in_the_file(folder: Path) -> None:
         ("trust: [a]\ntrust: [b]\n", "dtrain.yaml:2: "),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(folder: Path, document: str, said: str) -> None:
+def test_a_file_that_says_something_else_is_refused(folder: Path, document: str, message: str) -> None:
     (folder / "dtrain.yaml").write_text(document)
-    with pytest.raises(WordsError, match=said):
+    with pytest.raises(WordsError, match=message):
         compose([])
 
 
 def test_a_file_that_another_user_may_write_is_not_read(folder: Path) -> None:
     (folder / "dtrain.yaml").chmod(0o666)
-    found = here.look()
-    assert [word.key for word in found.words] == ["hydra.searchpath"]
-    assert "dtrain.yaml is not read: another user owns it, or may write it" in found.note
+    defaults = here.look()
+    assert [word.key for word in defaults.words] == ["hydra.searchpath"]
+    assert "dtrain.yaml is not read: another user owns it, or may write it" in defaults.note
     if os.getuid() == 0:
         (folder / "dtrain.yaml").chmod(0o644)
         os.chown(folder / "dtrain.yaml", 4711, 4711)
@@ -109,12 +109,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, monkeypatch: p
 
 def test_help_and_completion_know_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optim=mine", "--help"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "optim=mine  mine, with a head" in said
-        and "optim.lr=0.5" in said
-        and "of the body" in said
-        and "optim.head_lr=" in said
+        "optim=mine  mine, with a head" in output
+        and "optim.lr=0.5" in output
+        and "of the body" in output
+        and "optim.head_lr=" in output
     )
     assert main(["--help"]) == 0 and "adamw, mine, muon" in capsys.readouterr().out
     assert main(["completion", "words", "optim=m"]) == 0 and capsys.readouterr().out.split() == [

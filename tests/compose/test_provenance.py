@@ -50,10 +50,10 @@ def plan_of(*words: str) -> Plan:
 
 
 def test_a_default_has_its_line() -> None:
-    found = rows()
-    assert found["seed"].source == f"default {line_of('config.yaml', 'seed:')}"
-    assert found["optim.lr"].source == f"default {line_of('optim/adamw.yaml', 'lr:')}"
-    assert found["optim"] == provenance.Row("optim", "adamw", f"default {line_of('config.yaml', '- optim:')}")
+    table = rows()
+    assert table["seed"].source == f"default {line_of('config.yaml', 'seed:')}"
+    assert table["optim.lr"].source == f"default {line_of('optim/adamw.yaml', 'lr:')}"
+    assert table["optim"] == provenance.Row("optim", "adamw", f"default {line_of('config.yaml', '- optim:')}")
 
 
 def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> None:
@@ -69,25 +69,25 @@ def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> No
 
 def test_what_fell_with_another_choice_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("defaults: [{override /optim: sgd}]\noptim: {momentum: 0.5}\n")
-    found = rows(f"recipe={tmp_path}/a.yaml", "optim=adamw")
-    assert found["optim"].overrode[0][0] == "sgd" and "optim.momentum" not in found
+    table = rows(f"recipe={tmp_path}/a.yaml", "optim=adamw")
+    assert table["optim"].overrode[0][0] == "sgd" and "optim.momentum" not in table
 
 
 def test_what_a_rule_decided_has_its_reason() -> None:
-    found = rows("strategy=fsdp", "devices=2")
-    assert found["backend"].source == "auto: no GPU here" and found["backend"].overrode[0][0] == "auto"
-    assert (found["mesh.dp_shard"].value, found["mesh.dp_shard"].source) == (2, "resolve: the axes share out the ranks")
-    assert found["microbatch"].value == 4 and found["strategy"].source == "command line"
-    assert found["strategy.reshard"].source == f"default {line_of('strategy/fsdp.yaml', 'reshard:')}"
+    table = rows("strategy=fsdp", "devices=2")
+    assert table["backend"].source == "auto: no GPU here" and table["backend"].overrode[0][0] == "auto"
+    assert (table["mesh.dp_shard"].value, table["mesh.dp_shard"].source) == (2, "resolve: the axes share out the ranks")
+    assert table["microbatch"].value == 4 and table["strategy"].source == "command line"
+    assert table["strategy.reshard"].source == f"default {line_of('strategy/fsdp.yaml', 'reshard:')}"
 
 
 def test_a_target_or_a_word_of_your_own_is_told_with_who_said_it(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         "steps: 3\nmodel: {_target_: torch.nn.Linear, in_features: 64, out_features: 10}\n"
     )
-    found = rows(f"recipe={tmp_path}/own.yaml", "data=synthetic")["model"]
-    assert (found.value, found.source) == ("torch.nn.Linear", f"{tmp_path}/own.yaml:2")
-    assert found.overrode == (("gpt", line_of("config.yaml", "- model:")),)
+    row = rows(f"recipe={tmp_path}/own.yaml", "data=synthetic")["model"]
+    assert (row.value, row.source) == ("torch.nn.Linear", f"{tmp_path}/own.yaml:2")
+    assert row.overrode == (("gpt", line_of("config.yaml", "- model:")),)
     (tmp_path / "optim").mkdir()
     (tmp_path / "optim/mine.yaml").write_text(
         "_target_: dtrain.optim.sgd.build\nlr: 0.3\nmomentum: 0.0\nnesterov: false\nweight_decay: 0.0\n"
@@ -99,12 +99,12 @@ def test_a_target_or_a_word_of_your_own_is_told_with_who_said_it(tmp_path: Path)
 
 def test_every_value_of_a_run_has_a_row() -> None:
     words = ["strategy=fsdp", "devices=2", "optim.lr=0.5"]
-    plan, found = plan_of(*words).to_dict(), rows(*words)
+    plan, table = plan_of(*words).to_dict(), rows(*words)
     for name in ("nodes", "devices", "steps", "seed", "clip", "out", "threads"):
-        assert found[name].value == plan[name]
+        assert table[name].value == plan[name]
     for group in ("model", "data", "optim", "checkpoint", "strategy"):
         assert {key for key in plan[group] if key[0] != "_"} == {
-            key.split(".")[1] for key in found if key.startswith(f"{group}.")
+            key.split(".")[1] for key in table if key.startswith(f"{group}.")
         }
 
 

@@ -9,7 +9,7 @@ DIGITS = "9" * 400
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["steps=${"], "steps='${' (command line): ${ begins a reference"), (["model.layers=${x"], "${ begins a reference"), (["data.path=a${b:"], "${ begins a reference"),
         (["generate.prompt=${", "seed=x"], "seed is an integer"), (["loop=null"], "loop is text"), (["loop=[]"], "loop is text"), (["loop={a:1}"], "loop is text"),
@@ -19,10 +19,10 @@ DIGITS = "9" * 400
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_one_sentence_says_what_is_wrong(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sentence_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 2
     printed = capsys.readouterr().err
-    assert said in printed and "fault of dtrain" not in printed
+    assert message in printed and "fault of dtrain" not in printed
 
 
 @pytest.mark.parametrize("action", [float("nan"), None, "", "errorcode", "__name__", "nan"])

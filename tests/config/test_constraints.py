@@ -61,13 +61,13 @@ def test_it_is_said_in_words() -> None:
 
 def stated() -> dict[str, Any]:
     """Place -> constraint, of all keys, facts and words."""
-    found: dict[str, Any] = {**ALLOWED}
-    found |= {f"{group}.{name}": each for group, facts in FACTS.items() for name, each in facts.items()}
+    statements: dict[str, Any] = {**ALLOWED}
+    statements |= {f"{group}.{name}": each for group, facts in FACTS.items() for name, each in facts.items()}
     for path in sorted(CONF.rglob("*.yaml")):
         word = yaml.safe_load(path.read_text()) or {}
         allowed = (word.get("_about_") or {}).get("allowed") or {}
-        found |= {f"{path.parent.name}/{path.stem}.{name}": each for name, each in allowed.items()}
-    return found
+        statements |= {f"{path.parent.name}/{path.stem}.{name}": each for name, each in allowed.items()}
+    return statements
 
 
 @pytest.mark.parametrize(("place", "allowed"), stated().items())

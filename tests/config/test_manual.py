@@ -20,13 +20,13 @@ from dtrain.verb.completion import BEHIND
 
 def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
     page = manual.overview()
-    for said in (*VERBS, *GROUPS, *files.recipes(), *(word for words in files.groups().values() for word in words)):
-        assert said in page
+    for name in (*VERBS, *GROUPS, *files.recipes(), *(word for words in files.groups().values() for word in words)):
+        assert name in page
     assert page.partition("examples")[2].count("dtrain") >= 5
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (["strategy", "--help"], "strategy.reshard=forward"),
         (["optim=sgd", "-h"], "optim.momentum=0.9"),
@@ -47,9 +47,9 @@ def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
         (["--version"], "dtrain 0"),
     ],
 )
-def test_a_page_says_what_an_argument_may_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_says_what_an_argument_may_be(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out
 
 
 def test_the_page_of_a_verb_has_all_that_may_follow_it() -> None:
@@ -72,8 +72,8 @@ def test_what_a_part_of_ones_own_has_is_on_the_page(group: str) -> None:
 )
 def test_what_there_is_no_page_of_is_told(words: list[str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert near in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert near in output and len(output.splitlines()) == 1
 
 
 def test_no_page_of_another_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_cpus_and_what_is_misspelt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("sharding", "words"),
     [
         ("FULL_SHARD", {"strategy": "fsdp", "strategy.reshard": "forward"}),
         (2, {"strategy": "fsdp", "strategy.reshard": "never"}),
@@ -134,8 +134,8 @@ def test_cpus_and_what_is_misspelt() -> None:
         ("HYBRID_SHARD_ZERO2", {"strategy": "hsdp", "strategy.reshard": "never"}),
     ],
 )
-def test_sharding_strategies(said: Any, words: dict[str, str], tmp_path: Path) -> None:
-    read = config(tmp_path, distributed_type="FSDP", num_processes=4, fsdp_config={"fsdp_sharding_strategy": said})
+def test_sharding_strategies(sharding: Any, words: dict[str, str], tmp_path: Path) -> None:
+    read = config(tmp_path, distributed_type="FSDP", num_processes=4, fsdp_config={"fsdp_sharding_strategy": sharding})
     assert {word: value for word, value in read.words.items() if word.startswith("strategy")} == words
     read.plan(tmp_path)
 

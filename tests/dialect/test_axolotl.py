@@ -57,7 +57,7 @@ def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "warmup"),
+    ("keys", "warmup"),
     [
         ({"warmup_steps": 20}, 20),
         ({"warmup_ratio": 0.1, "max_steps": 255}, 25),
@@ -67,8 +67,8 @@ def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
         ({}, 0.03),
     ],
 )
-def test_warmup(said: dict[str, Any], warmup: float, tmp_path: Path) -> None:
-    assert config(tmp_path, lr_scheduler="cosine", **said).words["schedule.warmup"] == warmup
+def test_warmup(keys: dict[str, Any], warmup: float, tmp_path: Path) -> None:
+    assert config(tmp_path, lr_scheduler="cosine", **keys).words["schedule.warmup"] == warmup
 
 
 def test_a_linear_decay_needs_its_steps(tmp_path: Path) -> None:

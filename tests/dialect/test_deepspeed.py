@@ -90,7 +90,7 @@ def test_a_foreign_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("sizes", "words"),
     [
         ((32, 4, 8), {"batch": 32, "microbatch": 4}),
         ((32, 4, None), {"batch": 32, "microbatch": 4}),
@@ -103,17 +103,17 @@ def test_a_foreign_optimizer() -> None:
         (("32", "4", "auto"), {"batch": 32, "microbatch": 4}),
     ],
 )
-def test_two_of_three_make_a_batch(said: tuple[int | None, ...], words: dict[str, int], tmp_path: Path) -> None:
+def test_two_of_three_make_a_batch(sizes: tuple[int | None, ...], words: dict[str, int], tmp_path: Path) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     path = tmp_path / "ds.json"
     path.write_text(
         json.dumps(
-            {"steps_per_print": 1} | {key: value for key, value in zip(keys, said, strict=True) if value is not None}
+            {"steps_per_print": 1} | {key: value for key, value in zip(keys, sizes, strict=True) if value is not None}
         )
     )
     read = imported(path)
     assert {word: value for word, value in read.words.items() if word in ("batch", "microbatch", "accumulate")} == words
-    assert ("train_batch_size" in read.told("refused")) == (said == (30, 4, 8))
+    assert ("train_batch_size" in read.told("refused")) == (sizes == (30, 4, 8))
 
 
 @pytest.mark.parametrize(("stage", "word"), [(0, "ddp"), (1, "zero1"), ("2", "zero2"), (3, "zero3")])
@@ -189,10 +189,10 @@ def test_a_scale_without_fp16_is_not_carried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "told"), [("fp32", "unneeded"), ("fp16", "refused"), ("bf16", "refused"), (None, "unneeded")]
+    ("dtype", "kind"), [("fp32", "unneeded"), ("fp16", "refused"), ("bf16", "refused"), (None, "unneeded")]
 )
-def test_the_type_that_gradients_travel_in(dtype: str | None, told: str, tmp_path: Path) -> None:
-    assert "communication_data_type" in config(tmp_path, communication_data_type=dtype).told(told)
+def test_the_type_that_gradients_travel_in(dtype: str | None, kind: str, tmp_path: Path) -> None:
+    assert "communication_data_type" in config(tmp_path, communication_data_type=dtype).told(kind)
 
 
 def test_what_is_to_be_typed_is_quoted_for_a_shell(tmp_path: Path) -> None:

@@ -35,13 +35,13 @@ GPUS = {"torchtitan_405b.toml": 8}
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_key_is_in_one_list(name: str) -> None:
-    told = [entry.key for entry in example(name).ledger.entries]
-    others = [key for key in told if ": " in key]
+    keys_listed = [entry.key for entry in example(name).ledger.entries]
+    others = [key for key in keys_listed if ": " in key]
     if name in PYTHON:
-        assert len(told) == len(set(told)) == PYTHON[name]
+        assert len(keys_listed) == len(set(keys_listed)) == PYTHON[name]
     else:
-        assert sorted(set(told) - set(others)) == keys(FILES / name)
-    assert len(told) == len(set(told))
+        assert sorted(set(keys_listed) - set(others)) == keys(FILES / name)
+    assert len(keys_listed) == len(set(keys_listed))
     for file in {key.partition(": ")[0] for key in others}:
         assert sorted(key.partition(": ")[2] for key in others if key.startswith(f"{file}: ")) == keys(FILES / file)
 
@@ -248,8 +248,8 @@ def _with(name: str, path: tuple[Any, ...], value: Any) -> None:
     ledger = translate(tree, example(name).name, str(FILES / name))
     complete(ledger)
     assert recipe(ledger, (), "mine.yaml")
-    told = [entry.key for entry in ledger.entries if ": " not in entry.key]
-    assert sorted(told) == sorted(ledger.leaves), (path, value)
+    keys_listed = [entry.key for entry in ledger.entries if ": " not in entry.key]
+    assert sorted(keys_listed) == sorted(ledger.leaves), (path, value)
 
 
 def test_a_file_that_two_tools_may_read_asks_which() -> None:
@@ -269,8 +269,8 @@ def test_a_dialect_is_said_with_a_near_name() -> None:
 
 def test_patterns_of_a_table() -> None:
     rules = {"a": "plain", "a.*": "one", "b.**": "all", "c.*.d": "middle"}
-    found = {key: find(rules, key) for key in ("a", "a.x", "a.x.y", "b.x.y", "b", "c.0.d", "c.0.e")}  # type: ignore[arg-type]
-    assert found == {
+    matches = {key: find(rules, key) for key in ("a", "a.x", "a.x.y", "b.x.y", "b", "c.0.d", "c.0.e")}  # type: ignore[arg-type]
+    assert matches == {
         "a": "plain",
         "a.x": "one",
         "a.x.y": None,
@@ -338,9 +338,11 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
     assert read.command["steps"].startswith("<") and "steps=<" in read.recipe.splitlines()[2]
     path = tmp_path / "recipe.yaml"
     path.write_text(read.recipe)
-    with pytest.raises(WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1") as told:
+    with pytest.raises(
+        WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
+    ) as keys_listed:
         resolve(compose([f"recipe={path}", "model=gpt", "optim=adamw", "optim.lr=1e-3"]), Cluster(gpus=0, cpus=2))
-    assert len(told.value.problems) == 1
+    assert len(keys_listed.value.problems) == 1
 
 
 def test_steps_that_are_computed_are_asked_for(tmp_path: Path) -> None:

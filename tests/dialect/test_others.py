@@ -13,7 +13,7 @@ ARGUMENTS = "output_dir='o', per_device_train_batch_size=8, gradient_accumulatio
 
 def test_training_arguments_in_python_are_told_in_words() -> None:
     text = f"from transformers import Trainer, TrainingArguments\nargs = TrainingArguments({ARGUMENTS}, lr_scheduler_type='cosine')\ntrainer = Trainer(model, args)\n"
-    with pytest.raises(WordsError) as told:
+    with pytest.raises(WordsError) as raised:
         parse(text.encode(), "train.py")
     for word in (
         "microbatch=8",
@@ -24,7 +24,7 @@ def test_training_arguments_in_python_are_told_in_words() -> None:
         "schedule.warmup=0.03",
         "steps=<3 x samples / batch>",
     ):
-        assert f" {word}" in str(told.value), word
+        assert f" {word}" in str(raised.value), word
 
 
 def test_training_arguments_as_json_are_told_in_words() -> None:
@@ -61,10 +61,10 @@ COMPOSER = {
     ],
 )
 def test_a_tool_that_is_not_read_is_named(tree: dict[str, object], tool: str, words: str) -> None:
-    with pytest.raises(WordsError, match=f"does not import configs of {tool}") as told:
+    with pytest.raises(WordsError, match=f"does not import configs of {tool}") as raised:
         recognise(tree, "full.yaml")
     for word in words.split():
-        assert f" {word}" in str(told.value), word
+        assert f" {word}" in str(raised.value), word
 
 
 FACTORY = {
@@ -76,7 +76,7 @@ FACTORY = {
 
 
 def test_training_arguments_of_another_tool_are_told_in_words() -> None:
-    with pytest.raises(WordsError, match="does not import TrainingArguments of LLaMA-Factory") as told:
+    with pytest.raises(WordsError, match="does not import TrainingArguments of LLaMA-Factory") as raised:
         recognise(FACTORY, "sft.yaml")
     for word in [
         "microbatch=1",
@@ -88,7 +88,7 @@ def test_training_arguments_of_another_tool_are_told_in_words() -> None:
         "checkpoint.every=500",
         "steps=<3",
     ]:
-        assert f" {word}" in str(told.value), word
+        assert f" {word}" in str(raised.value), word
 
 
 @pytest.mark.parametrize(("package", "tool"), [("transformers", "Hugging Face's Trainer"), ("composer", "Composer")])

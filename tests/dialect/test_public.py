@@ -37,13 +37,13 @@ def read(tool: str, row: Row) -> Imported:
     return Imported(name, ledger, recipe(ledger, load(name).SILENT, "mine.yaml"))
 
 
-def typed(read: Imported, said: dict[str, Any], place: Path) -> list[str]:
+def typed(read: Imported, values: dict[str, Any], place: Path) -> list[str]:
     """The words of the printed command, in which every placeholder has a value."""
     words = dict(word.split("=", 1) for word in shlex.split(command(read.ledger, str(place)))[1:])
     return [
         one
         for word, value in words.items()
-        for one in (f"{word}={said[word]}".split() if value.startswith("<") else [f"{word}={value}"])
+        for one in (f"{word}={values[word]}".split() if value.startswith("<") else [f"{word}={value}"])
     ]
 
 
@@ -83,8 +83,8 @@ def test_the_printed_command_is_the_same_training(
     place.write_text(imported.recipe)
     devices = imported.words.get("devices", 1)
     plan = resolve(compose(typed(imported, row.typed, place)), Cluster(gpus=row.typed.get("devices", devices), cpus=2))
-    found = facts(plan)
-    assert {name: found.get(name) for name in row.means} == row.means
+    training = facts(plan)
+    assert {name: training.get(name) for name in row.means} == row.means
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_what_a_run_needs_and_a_file_leaves_open_has_no_default_in_its_place(
     imported = read(tool, row)
     place = tmp_path / "mine.yaml"
     place.write_text(imported.recipe)
-    with pytest.raises(WordsError) as told:
+    with pytest.raises(WordsError) as raised:
         resolve(compose([f"recipe={place}"]), Cluster(gpus=8, cpus=2))
     for word in {"model", "optim", "precision", "clip"} & set(row.typed) or {"optim.lr"}:
-        assert f" leaves {word} to you. Type {word}=<" in str(told.value), word
+        assert f" leaves {word} to you. Type {word}=<" in str(raised.value), word
 
 
 def test_there_are_enough_of_them() -> None:

@@ -84,11 +84,11 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_gets_one_line(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    name, text, said = BROKEN[case]
+    name, text, message = BROKEN[case]
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(WordsError) as error:
         imported(Path(name))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 250
 
@@ -140,10 +140,10 @@ def test_what_an_alias_repeats_and_what_is_merged_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["{'max_steps': 100, 'precision': '16-mixed'}", "dict(max_steps=100, precision='16-mixed')"]
+    "arguments", ["{'max_steps': 100, 'precision': '16-mixed'}", "dict(max_steps=100, precision='16-mixed')"]
 )
-def test_arguments_that_a_script_keeps_in_a_dict(said: str) -> None:
-    assert parse(f"shared = {said}\nTrainer(**shared, devices=2)\n".encode(), "a.py")["trainer"] == {
+def test_arguments_that_a_script_keeps_in_a_dict(arguments: str) -> None:
+    assert parse(f"shared = {arguments}\nTrainer(**shared, devices=2)\n".encode(), "a.py")["trainer"] == {
         "max_steps": 100,
         "precision": "16-mixed",
         "devices": 2,

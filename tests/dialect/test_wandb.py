@@ -90,8 +90,10 @@ def test_what_cannot_be_drawn_is_refused_with_every_key(spec: dict[str, Any], wh
 
 
 def test_hyperband_is_halving() -> None:
-    told = example("wandb_bayes.yaml").told("carried")
-    assert told["early_terminate.type"] == "sweep.stop=halving" and told["early_terminate.eta"] == "sweep.factor=3"
+    carried = example("wandb_bayes.yaml").told("carried")
+    assert (
+        carried["early_terminate.type"] == "sweep.stop=halving" and carried["early_terminate.eta"] == "sweep.factor=3"
+    )
     other = ledger_of({"method": "grid", "early_terminate": {"type": "mine", "eta": 2}, "parameters": {}})
     assert {entry.key for entry in other.of("refused")} >= {"early_terminate.type", "early_terminate.eta"}
     assert "sweep.factor" not in other.words

@@ -21,7 +21,7 @@ def case(**environ: str) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "said"),
+    ("changed", "verdict", "message"),
     [
         ({}, "ok", "NVIDIA H200, 140 GiB, driver 580.1, free"),
         ({"memory.used": "40000"}, "note", "39.1 GiB are used by pid 77 (python3)"),
@@ -30,10 +30,10 @@ def case(**environ: str) -> Case:
         ({"ecc.errors.uncorrected.volatile.total": "3"}, "stop", "3 uncorrected memory errors"),
     ],
 )
-def test_a_gpu_is_judged_by_what_its_driver_tells(changed: dict[str, str], verdict: str, said: str) -> None:
-    found = devices.judged({**GPU, **changed}, [USER] if "memory.used" in changed else [])
-    assert (found.verdict, said in found.text) == (verdict, True), found
-    assert bool(found.advice) == (verdict != "ok")
+def test_a_gpu_is_judged_by_what_its_driver_tells(changed: dict[str, str], verdict: str, message: str) -> None:
+    finding = devices.judged({**GPU, **changed}, [USER] if "memory.used" in changed else [])
+    assert (finding.verdict, message in finding.text) == (verdict, True), finding
+    assert bool(finding.advice) == (verdict != "ok")
 
 
 def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -51,7 +51,7 @@ esac"""
 
 
 @pytest.mark.parametrize(
-    ("shown", "found"),
+    ("shown", "findings"),
     [
         ("0,1", [("ok", False), ("note", True)]),
         ("0", [("ok", False)]),  # what others do on the second is no matter of this run
@@ -59,16 +59,18 @@ esac"""
     ],
 )
 def test_what_nvidia_smi_prints_of_visible_gpus_is_read(
-    shown: str, found: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: str, findings: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(tmp_path, monkeypatch, TWO)
-    assert [(each.verdict, "pid 77" in each.text) for each in devices.gpus(case(CUDA_VISIBLE_DEVICES=shown))] == found
+    assert [
+        (each.verdict, "pid 77" in each.text) for each in devices.gpus(case(CUDA_VISIBLE_DEVICES=shown))
+    ] == findings
 
 
 def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path, monkeypatch, TWO)
-    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="7"))
-    assert (found.verdict, found.text) == (
+    (finding,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="7"))
+    assert (finding.verdict, finding.text) == (
         "note",
         "this host has 2, but CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU",
     )
@@ -76,19 +78,19 @@ def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path, monkeypatch, 'echo "NVIDIA-SMI has failed"; exit 9')
-    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
-    assert (found.verdict, "has failed" in found.text) == ("note", True), "a variable alone makes no GPU"
+    (finding,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
+    assert (finding.verdict, "has failed" in finding.text) == ("note", True), "a variable alone makes no GPU"
     files = tmp_path / "dev"
     files.mkdir()
     for number in range(2):
         (files / f"nvidia{number}").touch()
     monkeypatch.setattr("dtrain.cluster.FILES", files)
-    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
-    assert (found.verdict, "this host has 2" in found.text, "has failed" in found.text) == ("stop", True, True)
+    (finding,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
+    assert (finding.verdict, "this host has 2" in finding.text, "has failed" in finding.text) == ("stop", True, True)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     monkeypatch.setattr("dtrain.cluster.FILES", tmp_path / "nowhere")
-    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES=""))
-    assert found.verdict == "ok"
+    (finding,) = devices.gpus(case(CUDA_VISIBLE_DEVICES=""))
+    assert finding.verdict == "ok"
 
 
 @pytest.mark.parametrize("answer", ["exit 1", "head -c 3000 /dev/urandom", "echo '-5, N/A'"])
@@ -96,8 +98,8 @@ def test_an_answer_of_nvidia_smi_that_cannot_be_read_is_told(
     answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(tmp_path, monkeypatch, answer)
-    (found,) = devices.gpus(case())
-    assert found.verdict == "note" and found.text.startswith("nvidia-smi ")
+    (finding,) = devices.gpus(case())
+    assert finding.verdict == "note" and finding.text.startswith("nvidia-smi ")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def test_an_answer_of_nvidia_smi_that_cannot_be_read_is_told(
 def test_more_threads_than_cores_are_told(
     ranks: int, threads: int, cores: float, load: float, verdict: str, advice: str
 ) -> None:
-    found = devices.threads(ranks, threads, cores=cores, load=load)
-    assert (found.verdict, found.advice) == (verdict, advice)
+    finding = devices.threads(ranks, threads, cores=cores, load=load)
+    assert (finding.verdict, finding.advice) == (verdict, advice)
 
 
 def test_memory_must_hold_the_ranks() -> None:

@@ -21,8 +21,8 @@ def case(address: str | None = None, **environ: str) -> Case:
     return Case(replace(made, launcher={**made.launcher, "address": address}), environ, dict)
 
 
-def only(found: object) -> Finding:
-    (one,) = found  # type: ignore[misc]
+def only(findings: object) -> Finding:
+    (one,) = findings  # type: ignore[misc]
     return one
 
 
@@ -40,9 +40,9 @@ def test_the_address_for_other_nodes_must_be_free() -> None:
     assert list(host.door(case())) == []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = only(host.door(case(f"127.0.0.1:{port}")))
-        assert found.verdict == "stop"
-        assert "ss -ltnp" in found.advice
+        finding = only(host.door(case(f"127.0.0.1:{port}")))
+        assert finding.verdict == "stop"
+        assert "ss -ltnp" in finding.advice
     assert only(host.door(case(f"127.0.0.1:{port}"))).verdict == "ok"
     assert only(host.door(case("127.0.0.1:port"))).verdict == "stop"
 
@@ -59,10 +59,10 @@ def test_the_address_for_other_nodes_must_be_free() -> None:
     ],
 )
 def test_a_name_must_lead_other_hosts_here(address: str, alone: bool, configured: bool, verdict: str) -> None:
-    found = host.named(
+    finding = host.named(
         "node7", address, "", alone=alone, known={"10.0.0.5", "127.0.0.1", "127.0.1.1"}, configured=configured
     )
-    assert found.verdict == verdict
+    assert finding.verdict == verdict
 
 
 def test_this_host_has_a_name() -> None:
@@ -108,10 +108,10 @@ def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(
         holder.communicate()
     assert process.stale() == [folder]
     (folder / "copy").write_bytes(bytes(3 << 20))
-    found = [one for one in host.left(case()) if "in memory" in one.text]
-    assert [one.verdict for one in found] == ["note"]
-    assert "left 3 MiB" in found[0].text
-    assert str(folder) in found[0].advice
+    findings = [one for one in host.left(case()) if "in memory" in one.text]
+    assert [one.verdict for one in findings] == ["note"]
+    assert "left 3 MiB" in findings[0].text
+    assert str(folder) in findings[0].advice
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -124,7 +124,7 @@ def test_a_server_whose_command_is_gone_is_told_and_another_is_not(left: bool) -
     try:
         while not host._read(f"/proc/{server.pid}/cmdline").endswith(f"{command}\0"):
             time.sleep(0.01)
-        advice = " ".join(found.advice for found in host.left(case()) if found.text.startswith("processes"))
+        advice = " ".join(finding.advice for finding in host.left(case()) if finding.text.startswith("processes"))
         assert (str(server.pid) in advice.split()) == left
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -139,9 +139,11 @@ def test_a_zygote_whose_command_is_gone_is_told_and_another_is_not() -> None:
         for pid in (orphan.pid, living.pid):
             while not host.ZYGOTE.match(host._read(f"/proc/{pid}/cmdline")):
                 time.sleep(0.01)
-        told = [(found.text, found.advice) for found in host.left(case())]
-        assert [str(orphan.pid) in advice.split() for text, advice in told if text.startswith("processes")] == [True]
-        assert str(living.pid) not in " ".join(advice for _, advice in told).split()
+        findings = [(finding.text, finding.advice) for finding in host.left(case())]
+        assert [str(orphan.pid) in advice.split() for text, advice in findings if text.startswith("processes")] == [
+            True
+        ]
+        assert str(living.pid) not in " ".join(advice for _, advice in findings).split()
     finally:
         orphan.kill()
         orphan.wait()

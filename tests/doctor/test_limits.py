@@ -38,12 +38,12 @@ def test_what_a_user_may_raise_is_told_as_a_command() -> None:
 def test_a_small_limit_of_open_files_is_seen() -> None:
     def work() -> Finding:
         resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-        (found,) = limits.files(case("devices=2"))
-        return found
+        (finding,) = limits.files(case("devices=2"))
+        return finding
 
-    (found,) = ranks(1, work)
-    assert found.verdict == "stop"
-    assert found.text.startswith("30 open files")
+    (finding,) = ranks(1, work)
+    assert finding.verdict == "stop"
+    assert finding.text.startswith("30 open files")
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_core_files_as_large_as_memory_are_told(soft: int, verdict: str) -> None
     ],
 )
 def test_variables_that_change_a_run_are_told(name: str, value: str, verdict: str | None) -> None:
-    found = list(limits.variables(case(**{name: value})))
-    assert [one.verdict for one in found] == [verdict] * bool(verdict)
-    assert all(one.text.startswith(f"{name}={value}: ") for one in found)
+    findings = list(limits.variables(case(**{name: value})))
+    assert [one.verdict for one in findings] == [verdict] * bool(verdict)
+    assert all(one.text.startswith(f"{name}={value}: ") for one in findings)
 
 
 @pytest.mark.parametrize(
     ("value", "bad"), [("lo", False), ("=lo", False), ("^docker", False), ("nosuch0", True), ("nosuch0,lo", False)]
 )
 def test_an_interface_that_is_not_there_stops_a_run(value: str, bad: bool) -> None:
-    verdicts = [found.verdict for found in limits.variables(case(GLOO_SOCKET_IFNAME=value))]
+    verdicts = [finding.verdict for finding in limits.variables(case(GLOO_SOCKET_IFNAME=value))]
     assert ("stop" in verdicts) == bad
 
 
@@ -101,4 +101,4 @@ def test_an_interface_that_is_not_there_stops_a_run(value: str, bad: bool) -> No
     ],
 )
 def test_a_proxy_must_leave_this_machine_alone(environ: dict[str, str], verdicts: list[str]) -> None:
-    assert [found.verdict for found in limits.proxied(environ)] == verdicts
+    assert [finding.verdict for finding in limits.proxied(environ)] == verdicts

@@ -21,9 +21,9 @@ def case(*words: str, **torch: Any) -> Case:
 
 
 def test_the_versions_that_are_needed_are_those_of_the_package() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert told["requires-python"] == f">={'.'.join(map(str, loading.PYTHON))}"
-    needs = {re.match(r"[\w-]+", line)[0]: re.sub(r"^[\w-]+", "", line) for line in told["dependencies"]}  # type: ignore[index]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={'.'.join(map(str, loading.PYTHON))}"
+    needs = {re.match(r"[\w-]+", line)[0]: re.sub(r"^[\w-]+", "", line) for line in project["dependencies"]}  # type: ignore[index]
     for name, (least, below) in loading.NEEDS.items():
         assert needs[name] == f">={least}" * bool(least) + f",<{below}" * bool(below), name
     assert set(loading.NEEDS) <= set(needs)
@@ -40,9 +40,9 @@ def test_the_versions_that_are_needed_are_those_of_the_package() -> None:
     ],
 )
 def test_a_version_is_supported_or_told_what_to_install(there: str | None, advice: str | None) -> None:
-    found = loading.judged("torch", there, "2.11", "")
-    assert (found and found.advice) == advice
-    assert found is None or found.verdict == "stop"
+    finding = loading.judged("torch", there, "2.11", "")
+    assert (finding and finding.advice) == advice
+    assert finding is None or finding.verdict == "stop"
 
 
 def test_what_is_too_new_is_told_too() -> None:
@@ -51,13 +51,13 @@ def test_what_is_too_new_is_told_too() -> None:
 
 
 def test_the_packages_here_are_told_in_one_line() -> None:
-    (found,) = loading.packages(case())
-    assert found.verdict == "ok"
-    assert "hydra-core 1." in found.text
+    (finding,) = loading.packages(case())
+    assert finding.verdict == "ok"
+    assert "hydra-core 1." in finding.text
 
 
 @pytest.mark.parametrize(
-    ("torch", "verdict", "said"),
+    ("torch", "verdict", "message"),
     [
         ({}, "ok", "CUDA 13.0, NCCL 2.27.7"),
         ({"cuda": None, "nccl": None}, "ok", "for the CPU"),
@@ -66,20 +66,20 @@ def test_the_packages_here_are_told_in_one_line() -> None:
         ({"error": "ImportError: libcudart.so.13"}, "stop", "libcudart"),
     ],
 )
-def test_torch_is_judged_by_what_it_said_of_itself(torch: dict[str, Any], verdict: str, said: str) -> None:
-    (found,) = loading.torch(case(**torch))
-    assert (found.verdict, said in found.text) == (verdict, True), found
+def test_torch_is_judged_by_what_it_said_of_itself(torch: dict[str, Any], verdict: str, message: str) -> None:
+    (finding,) = loading.torch(case(**torch))
+    assert (finding.verdict, message in finding.text) == (verdict, True), finding
 
 
 def test_gpus_that_torch_does_not_see_stop_a_run_that_needs_them() -> None:
     from dataclasses import replace
 
     on_gpus = replace(plan("devices=4"), device="cuda")
-    (found,) = loading.torch(Case(on_gpus, {}, lambda: GOOD))
-    assert found.verdict == "stop"
-    assert "it sees 2 GPU(s) where the words need 4" in found.text
-    (found,) = loading.torch(Case(replace(on_gpus, devices=2), {}, lambda: GOOD))
-    assert found.verdict == "ok"
+    (finding,) = loading.torch(Case(on_gpus, {}, lambda: GOOD))
+    assert finding.verdict == "stop"
+    assert "it sees 2 GPU(s) where the words need 4" in finding.text
+    (finding,) = loading.torch(Case(replace(on_gpus, devices=2), {}, lambda: GOOD))
+    assert finding.verdict == "ok"
 
 
 def test_a_process_that_crashes_is_a_sentence() -> None:
@@ -91,7 +91,7 @@ def test_a_process_that_crashes_is_a_sentence() -> None:
 
 @pytest.mark.parametrize(("out", "verdict"), [("s3://b/r", "ok"), ("nosuch://b/r", "stop"), ("runs/a", None)])
 def test_the_client_of_out_is_there(out: str, verdict: str | None) -> None:
-    assert [found.verdict for found in loading.client(case(f"out={out}"))] == [verdict] * bool(verdict)
+    assert [finding.verdict for finding in loading.client(case(f"out={out}"))] == [verdict] * bool(verdict)
 
 
 def plugins(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> list[Finding]:
@@ -106,12 +106,12 @@ def plugins(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> list
 
 
 def test_a_broken_plugin_is_named_and_a_good_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = plugins(tmp_path, monkeypatch, good="a = 1", bad="import re\nre.no_such_thing\n")
-    assert found.verdict == "note"
-    assert "hydra_plugins.bad cannot be imported" in found.text
-    assert "AttributeError" in found.text
-    assert found.advice == "pip uninstall the package that brought hydra_plugins/bad"
+    (finding,) = plugins(tmp_path, monkeypatch, good="a = 1", bad="import re\nre.no_such_thing\n")
+    assert finding.verdict == "note"
+    assert "hydra_plugins.bad cannot be imported" in finding.text
+    assert "AttributeError" in finding.text
+    assert finding.advice == "pip uninstall the package that brought hydra_plugins/bad"
 
 
 def test_good_plugins_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [found.verdict for found in plugins(tmp_path, monkeypatch, good="a = 1")] == ["ok"]
+    assert [finding.verdict for finding in plugins(tmp_path, monkeypatch, good="a = 1")] == ["ok"]

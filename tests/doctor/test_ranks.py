@@ -29,7 +29,7 @@ RANK = {
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "said"),
+    ("changed", "verdict", "message"),
     [
         ({}, "ok", "2 met, on a, b"),
         ({"versions": {**RANK["versions"], "torch": "2.12"}}, "stop", "torch is 2.13 on a, 2.12 on b"),  # type: ignore[dict-item]
@@ -37,24 +37,24 @@ RANK = {
         ({"clock": 160.0}, "note", "60 s apart"),
     ],
 )
-def test_ranks_must_be_alike(changed: dict[str, Any], verdict: str, said: str) -> None:
-    found = ranks.alike([RANK, {**RANK, "rank": 1, "host": "b", **changed}])
-    assert (found.verdict, said in found.text) == (verdict, True), found
+def test_ranks_must_be_alike(changed: dict[str, Any], verdict: str, message: str) -> None:
+    finding = ranks.alike([RANK, {**RANK, "rank": 1, "host": "b", **changed}])
+    assert (finding.verdict, message in finding.text) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "said"),
+    ("changed", "verdict", "message"),
     [
         ({}, "ok", "1.00"),
         ({"busbw": 1e6}, "note", "gloo is slow"),
         ({"right": False}, "stop", "all_reduce over world by gloo gives wrong numbers"),
     ],
 )
-def test_bandwidth_is_judged(changed: dict[str, Any], verdict: str, said: str) -> None:
+def test_bandwidth_is_judged(changed: dict[str, Any], verdict: str, message: str) -> None:
     small = {**ROW, "bytes": 4096, "seconds": 0.00025}
-    found = ranks.judged([small, {**ROW, **changed}])
-    assert (found.verdict, said in found.text) == (verdict, True), found
-    assert "250 us" in found.text
+    finding = ranks.judged([small, {**ROW, **changed}])
+    assert (finding.verdict, message in finding.text) == (verdict, True), finding
+    assert "250 us" in finding.text
 
 
 def test_ranks_that_cannot_meet_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +62,15 @@ def test_ranks_that_cannot_meet_are_a_sentence(monkeypatch: pytest.MonkeyPatch) 
         raise RankError("rank 1 failed: RuntimeError: no route to host\nTraceback ...")
 
     monkeypatch.setattr("dtrain.launcher.local.Local.launch", fails)
-    (found,) = ranks.exchange(Case(plan("devices=2"), {}, dict))
-    assert found.verdict == "stop"
-    assert found.text == "2 rank(s) could not work together: rank 1 failed: RuntimeError: no route to host"
+    (finding,) = ranks.exchange(Case(plan("devices=2"), {}, dict))
+    assert finding.verdict == "stop"
+    assert finding.text == "2 rank(s) could not work together: rank 1 failed: RuntimeError: no route to host"
 
 
 def test_one_rank_and_a_torch_that_cannot_be_loaded_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrain.launcher.local.Local.launch", lambda *_: pytest.fail("started"))
-    (found,) = ranks.exchange(Case(plan(), {}, dict))
-    assert found.verdict == "ok"
+    (finding,) = ranks.exchange(Case(plan(), {}, dict))
+    assert finding.verdict == "ok"
     assert list(ranks.exchange(Case(plan("devices=2"), {}, lambda: {"error": "no"}))) == []
 
 

@@ -103,8 +103,8 @@ def test_a_listing_that_lags_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert by(looked(str(tmp_path)))["listing"] == "stop", "a removed file is still there"
 
 
-@pytest.mark.parametrize(("kinds", "said"), [("403", "403"), ("ENOSPC", "space"), ("EROFS", "Read-only")])
-def test_what_a_storage_refuses_is_one_line(kinds: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kinds", "message"), [("403", "403"), ("ENOSPC", "space"), ("EROFS", "Read-only")])
+def test_what_a_storage_refuses_is_one_line(kinds: str, message: str, tmp_path: Path) -> None:
     def work() -> list[Finding]:
         out = f"flaky://file/{tmp_path}"
         store.use(out, {"share": 1, "on": ["put"], "kinds": [kinds]})
@@ -112,7 +112,7 @@ def test_what_a_storage_refuses_is_one_line(kinds: str, said: str, tmp_path: Pat
 
     (findings,) = ranks(1, work)
     (one,) = findings
-    assert (one.verdict, said in one.text, "\n" in one.text) == ("stop", True, False), one
+    assert (one.verdict, message in one.text, "\n" in one.text) == ("stop", True, False), one
     assert one.advice
 
 

@@ -58,7 +58,7 @@ def test_nothing_is_refused_that_another_strategy_takes(wish: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("devices=3", "batch=16"), "batch=16 does not split"),
         (("devices=3", "mesh.pp=2"), "nodes x devices = 1 x 3 = 3"),
@@ -66,8 +66,8 @@ def test_nothing_is_refused_that_another_strategy_takes(wish: str) -> None:
         (("devices=2", "mesh.pp=2", "batch=1"), "needs at least 2 microbatches"),
     ],
 )
-def test_what_no_layout_can_is_refused_with_the_sentence_of_its_rule(words: tuple[str, ...], said: str) -> None:
-    assert said in str(refusal(*words))
+def test_what_no_layout_can_is_refused_with_the_sentence_of_its_rule(words: tuple[str, ...], message: str) -> None:
+    assert message in str(refusal(*words))
 
 
 def test_one_rank_is_single() -> None:
@@ -98,7 +98,7 @@ LARGE = (
 )
 
 
-def held(decided: Plan) -> float:
+def memory_per_rank(decided: Plan) -> float:
     """GiB of each rank, as the reason tells it."""
     number, unit = decided.why["strategy"].split("need about ")[1].split()[:2]
     return float(number) * {"GiB": 1, "MiB": 1 / 1024}[unit]
@@ -107,7 +107,7 @@ def held(decided: Plan) -> float:
 @pytest.mark.parametrize("memory", [640, 80, 40, 24])
 def test_the_layout_fits_where_one_does(memory: int) -> None:
     decided = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=memory * GIB))
-    assert held(decided) <= 0.85 * memory
+    assert memory_per_rank(decided) <= 0.85 * memory
     assert f"{0.85 * memory:g} GiB on each rank" in decided.why["strategy"]
 
 
@@ -120,9 +120,12 @@ def test_the_reason_names_the_next_layout_or_the_faster_one_that_does_not_fit() 
 def test_where_none_fits_it_says_so_and_takes_the_least() -> None:
     decided = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=GIB))
     assert "more than there is" in decided.why["strategy"]
-    assert held(decided) <= held(plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=640 * GIB)))
+    assert memory_per_rank(decided) <= memory_per_rank(plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=640 * GIB)))
 
 
 def test_less_memory_never_makes_a_layout_that_holds_more() -> None:
-    needs = [held(plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=memory * GIB))) for memory in (640, 80, 40, 24, 12)]
+    needs = [
+        memory_per_rank(plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=memory * GIB)))
+        for memory in (640, 80, 40, 24, 12)
+    ]
     assert needs == sorted(needs, reverse=True)

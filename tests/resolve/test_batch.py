@@ -30,7 +30,7 @@ def test_two_give_the_third(words: tuple[str, ...], shape: BatchShape) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("batch=16", "devices=3"), "Nearest: batch=15 or batch=18."),
         (("batch=2", "devices=3"), "Nearest: batch=3."),
@@ -39,10 +39,10 @@ def test_two_give_the_third(words: tuple[str, ...], shape: BatchShape) -> None:
         (("batch=16", "microbatch=2", "accumulate=2"), "= 4. Leave one of the three out."),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_nearest(words: tuple[str, ...], said: str) -> None:
+def test_what_does_not_divide_is_refused_with_the_nearest(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         batch(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_range_of_nodes_is_one_mistake_and_the_nearest_fits_all_of_it() -> None:
@@ -107,14 +107,15 @@ def test_ranks_of_tp_and_cp_see_the_same_samples(words: tuple[str, ...], shape: 
 def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, ...], microbatches: int) -> None:
     """Twice as many as it has ranks, or as many as the batch allows."""
     decided = batch(
-        *(word for word in PIPELINE if word.split("=")[0] not in {said.split("=")[0] for said in words}), *words
+        *(word for word in PIPELINE if word.split("=")[0] not in {given_word.split("=")[0] for given_word in words}),
+        *words,
     )
     assert decided.accumulate == microbatches
     assert decided.size == decided.local * decided.data
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("batch=8", "accumulate=1"),
@@ -133,9 +134,14 @@ def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, 
         (("batch=5", "devices=4", "strategy=fsdp"), "Nearest: batch=4 or batch=6."),
     ],
 )
-def test_too_few_microbatches_are_refused_by_the_schedule(words: tuple[str, ...], said: str) -> None:
+def test_too_few_microbatches_are_refused_by_the_schedule(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         batch(
-            *(word for word in PIPELINE if word.split("=")[0] not in {given.split("=")[0] for given in words}), *words
+            *(
+                word
+                for word in PIPELINE
+                if word.split("=")[0] not in {given_word.split("=")[0] for given_word in words}
+            ),
+            *words,
         )
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -7,7 +7,7 @@ from dtrain.errors import WordsError
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("model.heads=3",), "model.width=128 is no multiple of 2 x model.heads=3. Type model.width=126."),
         (
@@ -39,10 +39,10 @@ from dtrain.errors import WordsError
         (("data=synthetic", "generate.tokens=3"), "Type data=text"),
     ],
 )
-def test_what_does_not_go_together_is_told(words: tuple[str, ...], said: str) -> None:
+def test_what_does_not_go_together_is_told(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(caught.value.problems) == 1
 
 

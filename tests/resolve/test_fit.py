@@ -32,7 +32,7 @@ def test_synthetic_data_is_told_what_the_run_wants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("model=mlp",), "Type model=gpt, or data=synthetic"),
         (("model=cnn", "data=tokens", "data.path=x"), "data=tokens gives tokens"),
@@ -45,10 +45,10 @@ def test_synthetic_data_is_told_what_the_run_wants() -> None:
         (("data=synthetic", "hook=[sample]"), "hook=[]"),
     ],
 )
-def test_what_does_not_fit_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_what_does_not_fit_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_text_is_sampled_and_other_data_is_not() -> None:
@@ -86,7 +86,7 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("checkpoint.best=eval_los",), "Did you mean eval_loss?"),
         (("checkpoint.best=eval_accuracy",), "no such figure."),
@@ -105,8 +105,8 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
         ((*CLASSES, "checkpoint.best=eval_accuracy", "data.holdout_part=0"), "Type data.holdout_part=0.1."),
     ],
 )
-def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(caught.value.problems) == 1

@@ -102,11 +102,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_a_mesh_that_cannot_be_is_refused_with_the_product(words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_a_mesh_that_cannot_be_is_refused_with_the_product(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         shape(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("words", [words for words, _ in REFUSED], ids=" ".join)
@@ -118,8 +118,8 @@ def test_what_is_advised_works(words: tuple[str, ...]) -> None:
     _, _, advice = problem.lower().partition("type ")
     alternatives = re.findall(r"(?:[a-z_.]+=\w+ ?)+", advice)
     for alternative in alternatives:
-        said = alternative.split()
-        keys = {word.split("=")[0] for word in said} | (
+        message = alternative.split()
+        keys = {word.split("=")[0] for word in message} | (
             {problem.split("=")[0]} if alternative.startswith("mesh.") else set()
         )
         layers = () if any(word.startswith("model=") for word in words) else ("model.layers=16",)
@@ -128,7 +128,7 @@ def test_what_is_advised_works(words: tuple[str, ...]) -> None:
             "data=synthetic",
             *layers,
             *(word for word in with_strategy(words) if word.split("=")[0] not in keys),
-            *said,
+            *message,
         )
 
 

@@ -93,17 +93,17 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), TABLE)
-def test_what_does_not_divide_is_refused(words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("words", "message"), TABLE)
+def test_what_does_not_divide_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*SYNTHETIC, *words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 FOLLOWED = [
     words
-    for words, said in TABLE
-    if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)
+    for words, message in TABLE
+    if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", message) and "devices=" in " ".join(words)
 ]
 
 

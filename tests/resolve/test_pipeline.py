@@ -43,7 +43,7 @@ def test_a_list_of_blocks_survives_the_saved_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("pipeline.schedule=1fb1",), "Type pipeline.schedule=1f1b."),
         (("pipeline.stages=2",), "pipeline.stages=2: 1f1b has 1 stage(s) on each rank. Leave it out."),
@@ -56,10 +56,10 @@ def test_a_list_of_blocks_survives_the_saved_plan() -> None:
         (("pipeline.schedule=zbv", "pipeline.split=[2,2]"), "2 rank(s) x 2 stage(s) = 4 numbers are needed"),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_by_its_key(words: tuple[str, ...], said: str) -> None:
+def test_a_wish_that_cannot_be_is_refused_by_its_key(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         pipeline(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["pipeline.schedule=gpipe", "pipeline.split=cost", "pipeline.stages=1"])

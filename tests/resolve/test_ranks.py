@@ -68,9 +68,9 @@ def test_two_nodes_on_this_host_share_its_cores() -> None:
 
 
 def test_the_word_decides_the_threads_and_before_the_cores_the_environment_does() -> None:
-    told = Cluster(gpus=0, cpus=8, threads=3)
-    assert plan("devices=2", on=told).threads == 3
-    assert plan("devices=2", "threads=5", on=told).threads == 5
+    cluster = Cluster(gpus=0, cpus=8, threads=3)
+    assert plan("devices=2", on=cluster).threads == 3
+    assert plan("devices=2", "threads=5", on=cluster).threads == 5
     for variable, threads in {"3": 3, "2,4": 2, "": None, "0": None, "many": None}.items():
         assert detect({"OMP_NUM_THREADS": variable}).threads == threads
 
@@ -85,7 +85,7 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "on", "said"),
+    ("words", "on", "message"),
     [
         (("devices=x",), CPUS, "Type devices=auto"),
         (("devices=0",), CPUS, "devices=0"),
@@ -106,10 +106,10 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on: Cluster, said: str) -> None:
+def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on: Cluster, message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words, on=on)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_cpu_processes_beside_gpus_are_asked_for_by_backend() -> None:

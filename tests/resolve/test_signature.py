@@ -72,7 +72,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "signature_of"),
     [
         ("Data", Signature(("root",), ("size", "tags"))),
         ("More", Signature(("root",), ("size", "tags", "extra"))),
@@ -94,15 +94,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("parts", None),
     ],
 )
-def test_what_a_target_takes(name: str, found: Signature | None, package: Path) -> None:
-    assert signature(f"readonlypkg.{name}") == found
+def test_what_a_target_takes(name: str, signature_of: Signature | None, package: Path) -> None:
+    assert signature(f"readonlypkg.{name}") == signature_of
     assert not (package / "ran").exists() and "readonlypkg" not in sys.modules
 
 
 def test_what_is_not_there_is_told_with_what_is(package: Path) -> None:
     assert signature("readonlypkg.Kinds.smal") == Missing("readonlypkg.Kinds", "smal", ("small", "made", "called"))
-    found = signature("readonlypkg.Nett")
-    assert isinstance(found, Missing) and "Net" in found.others and "Starred" in found.others
+    taken = signature("readonlypkg.Nett")
+    assert isinstance(taken, Missing) and "Net" in taken.others and "Starred" in taken.others
 
 
 def test_a_package_without_an_init_file_is_read_wherever_it_lies(

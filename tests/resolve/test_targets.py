@@ -20,7 +20,7 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (MINE, "data.dataset._target_=minepkg.Faces needs root. Type data.dataset.root=<value>."),
         ((*MINE, "data.dataset.rot=/x", "data.dataset.root=/x"), "Did you mean data.dataset.root?"),
@@ -47,10 +47,10 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) -> None:
+def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "optim.params" not in str(caught.value)
 
 

@@ -20,8 +20,8 @@ def alone() -> tuple[int, int, bool]:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         os.environ.pop(name, None)
     with Gloo(timeout=30).open():
-        found = dist.get_rank(), dist.get_world_size()
-    return *found, dist.is_initialized()
+        place = dist.get_rank(), dist.get_world_size()
+    return *place, dist.is_initialized()
 
 
 def test_without_an_environment_it_is_one_rank() -> None:
@@ -54,21 +54,21 @@ def test_a_restart_does_not_meet_the_keys_of_the_dead_attempt() -> None:
 
 def again() -> list[float]:
     """Several groups after each other, as of a script that trains twice: over other connections, and not those of the first."""
-    found = []
+    sums = []
     for size in (1, 1 << 20, 3):
         with Gloo(timeout=30).open():
             for _ in range(3):
                 value = torch.full((size,), float(dist.get_rank() + 1))
                 dist.all_reduce(value, group=dist.new_group())
-                found.append(value[-1].item())
-    return found
+                sums.append(value[-1].item())
+    return sums
 
 
 def test_ranks_that_part_meet_again() -> None:
     assert ranks(2, again) == [[3.0] * 9] * 2
 
 
-def late(over: int, said: int) -> str:
+def late(over: int, done: int) -> str:
     """Rank 1 does not come before rank 0 has its error."""
     together()  # ranks of a busy machine begin far apart; from here on they are side by side
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
@@ -78,7 +78,7 @@ def late(over: int, said: int) -> str:
             return ""
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(1))
-        os.write(said, b"1")
+        os.write(done, b"1")
         return str(caught.value)
 
 
@@ -109,10 +109,10 @@ def test_a_mesh_uses_no_group_of_an_earlier_one_and_keeps_none() -> None:
 
 
 def test_a_collective_that_never_completes_is_an_error() -> None:
-    over, said = os.pipe()
-    assert "Timed out waiting 5000ms" in ranks(2, late, over, said)[0]
+    over, done = os.pipe()
+    assert "Timed out waiting 5000ms" in ranks(2, late, over, done)[0]
     os.close(over)
-    os.close(said)
+    os.close(done)
 
 
 def outlived() -> int:

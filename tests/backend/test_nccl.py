@@ -26,20 +26,22 @@ DECIDED = ("backend.connect", "backend.segments", "backend.cores")
 
 def why(*words: str, cluster: Cluster = GPUS) -> dict[str, tuple[str, str]]:
     config = composed("batch=16", "strategy=ddp", *words)
-    found = provenance.rows(config, resolve(config, cluster))
-    return {row.key: (row.value, row.source) for row in found if row.key in DECIDED}
+    reasons = provenance.rows(config, resolve(config, cluster))
+    return {row.key: (row.value, row.source) for row in reasons if row.key in DECIDED}
 
 
 def test_how_gpus_connect_allocate_and_are_reached_is_decided_and_told() -> None:
-    found = why("devices=8")
-    assert [found[key][0] for key in DECIDED] == ["start", "expandable", "near"]
-    assert all(source.startswith("auto: ") for _, source in found.values())
+    reasons = why("devices=8")
+    assert [reasons[key][0] for key in DECIDED] == ["start", "expandable", "near"]
+    assert all(source.startswith("auto: ") for _, source in reasons.values())
     assert why("devices=1")["backend.connect"][0] == "use", "one GPU has nobody to connect to"
 
 
 def test_what_was_said_stays() -> None:
-    found = why("devices=8", "backend=nccl", "backend.connect=use", "backend.segments=fixed", "backend.cores=any")
-    assert found == {key: (value, "command line") for key, value in zip(DECIDED, ("use", "fixed", "any"), strict=True)}
+    reasons = why("devices=8", "backend=nccl", "backend.connect=use", "backend.segments=fixed", "backend.cores=any")
+    assert reasons == {
+        key: (value, "command line") for key, value in zip(DECIDED, ("use", "fixed", "any"), strict=True)
+    }
 
 
 def test_nothing_of_it_is_decided_on_the_cpu() -> None:
@@ -48,10 +50,10 @@ def test_nothing_of_it_is_decided_on_the_cpu() -> None:
 
 def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch connects no GPU that it was not given."""
-    given = list[object]()
+    devices = list[object]()
 
     def begin(*_: object, device_id: object, **__: object) -> None:
-        given.append(device_id)
+        devices.append(device_id)
         raise ConnectionError
 
     monkeypatch.setattr(dist, "init_process_group", begin)
@@ -67,7 +69,7 @@ def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pyt
             pass
     with pytest.raises(ConnectionError), process_group("gloo", timeout=5):
         pass
-    assert given == [torch.device("cuda", 3), None, None]
+    assert devices == [torch.device("cuda", 3), None, None]
 
 
 def allocating(environ: dict[str, str], wsl: Path) -> str:
@@ -78,16 +80,16 @@ def allocating(environ: dict[str, str], wsl: Path) -> str:
 
 def of_another_torch(wsl: Path) -> str:
     """Which has no option for pinned memory, and says so."""
-    nccl.WSL, given = wsl, list[str]()
+    nccl.WSL, settings = wsl, list[str]()
 
     def tell(text: str) -> None:
         if "pinned" in text:
             raise RuntimeError("Unrecognized key 'pinned_max_round_threshold_mb'")
-        given.append(text)
+        settings.append(text)
 
     with patch.object(torch._C, "_accelerator_setAllocatorSettings", tell):
         expand_segments({})
-    return ",".join(given)
+    return ",".join(settings)
 
 
 @pytest.mark.skipif(
@@ -103,18 +105,18 @@ def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_how(tmp_path
     assert "expandable" not in ranks(1, allocating, {}, nowhere)[0], "not under Windows"
 
 
-@pytest.mark.parametrize(("told", "cores"), [
+@pytest.mark.parametrize(("content", "cores"), [
     ("0-3,64-67\n", {0, 1, 2, 3, 64, 65, 66, 67}), ("7\n", {7}), ("\n", set()), (None, set()), ("all", set()),
 ])  # fmt: skip
-def test_cores_beside_a_gpu(told: str | None, cores: set[int], tmp_path: Path) -> None:
+def test_cores_beside_a_gpu(content: str | None, cores: set[int], tmp_path: Path) -> None:
     (tmp_path / "0000:1b:00.0").mkdir()
-    if told is not None:
-        (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(told)
+    if content is not None:
+        (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(content)
     assert cores_near("0000:1b:00.0", tmp_path) == cores
 
 
-def running(cores: set[int], given: set[int]) -> tuple[set[int], int]:
-    os.sched_setaffinity(0, given)
+def running(cores: set[int], allowed: set[int]) -> tuple[set[int], int]:
+    os.sched_setaffinity(0, allowed)
     os.cpu_count = lambda: 2  # type: ignore[assignment]
     torch.set_num_threads(2)
     run_on(cores)
@@ -125,13 +127,13 @@ def running(cores: set[int], given: set[int]) -> tuple[set[int], int]:
 def test_a_rank_runs_beside_its_gpu_unless_it_was_given_cores() -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     both = {first, second}
-    for cores, given, found in (
+    for cores, allowed, expected in (
         ({first}, both, ({first}, 1)),
         ({first}, {second}, ({second}, 2)),
         (both, both, (both, 2)),
         (set(), both, (both, 2)),
     ):
-        assert ranks(1, running, cores, given) == [found]
+        assert ranks(1, running, cores, allowed) == [expected]
 
 
 def opened(bus: Path, core: int) -> set[int]:
@@ -204,7 +206,7 @@ def test_a_gpu_that_is_broken_is_the_one_that_the_rank_has_taken(
     def broken(device: torch.device) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
-    def said() -> str:
+    def message() -> str:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if shown is not None:
@@ -217,7 +219,7 @@ def test_a_gpu_that_is_broken_is_the_one_that_the_rank_has_taken(
             return str(failure.facts_of(error, 0)["error"])
         return ""
 
-    assert ranks(1, said)[0].startswith(f"GPU {gpu}: RuntimeError: CUDA error: uncorrectable ECC")
+    assert ranks(1, message)[0].startswith(f"GPU {gpu}: RuntimeError: CUDA error: uncorrectable ECC")
 
 
 def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
@@ -232,7 +234,8 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
 
     assert ranks(2, work, ["GPU-a", "GPU-b"]) == ["connected"] * 2
     assert any(
-        "have the same GPU (GPU-a). Start one rank for each GPU" in told for told in ranks(2, work, ["GPU-a", "GPU-a"])
+        "have the same GPU (GPU-a). Start one rank for each GPU" in message
+        for message in ranks(2, work, ["GPU-a", "GPU-a"])
     )
 
 

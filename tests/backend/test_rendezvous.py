@@ -109,45 +109,45 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
     finally:
         process.kill(pid, store_pid)
         os.close(reading)
-    said = [json.loads(path.read_text()) for path in folder.glob("lost-*.json")]
-    assert len(said) == 1
-    return code, said[0]["error"]
+    errors = [json.loads(path.read_text()) for path in folder.glob("lost-*.json")]
+    assert len(errors) == 1
+    return code, errors[0]["error"]
 
 
 @pytest.mark.campaign("kills")
 def test_a_dead_store_ends_the_run(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, process.kill, timeout=12)
+    code, message = ended(tmp_path, process.kill, timeout=12)
     assert code == 1
-    assert said.startswith("the rendezvous store at 127.0.0.1:")
-    assert "is gone" in said
+    assert message.startswith("the rendezvous store at 127.0.0.1:")
+    assert "is gone" in message
 
 
 @pytest.mark.campaign("signals")
 def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=6)
+    code, message = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=6)
     assert code == 1
-    assert "the store process at 127.0.0.1:" in said
-    assert "does not answer for" in said
+    assert "the store process at 127.0.0.1:" in message
+    assert "does not answer for" in message
 
 
 def test_a_rank_that_was_stopped_itself_does_not_blame_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop is closed for a night: its clock goes on, and its first look finds a request without an answer."""
-    looks, said = iter([0.0, *(1e5 * look for look in range(1, 21))]), list[str]()
+    looks, messages = iter([0.0, *(1e5 * look for look in range(1, 21))]), list[str]()
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: next(looks, 2e6)))
-    monkeypatch.setattr(unwatched, "give_up", lambda *words, **_: said.append(words[2]))
+    monkeypatch.setattr(unwatched, "give_up", lambda *words, **_: messages.append(words[2]))
     watch = rendezvous.StoreWatch(None, "here", seconds=0.04, rank=0)
     watch._asked = 0.0
     monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda _: next(over), is_set=lambda: False))
     over = iter([*[False] * 20, True])
     watch._watch()
-    assert not said
+    assert not messages
 
 
 @pytest.mark.campaign("signals")
 def test_a_wish_to_stop_does_not_wait_for_a_stopped_store(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=600, wish=True)
+    code, message = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=600, wish=True)
     assert code == 75
-    assert "does not answer" in said
+    assert "does not answer" in message
 
 
 def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
@@ -221,9 +221,10 @@ def refusal(host: str, port: int, is_master: bool, seconds: float = 1) -> str:
 def test_a_port_in_use_and_a_name_nobody_knows_are_refused_in_a_sentence() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
-        said = refusal("127.0.0.1", port, True)
+        message = refusal("127.0.0.1", port, True)
     assert (
-        said == f"rank 0 cannot open the store at 127.0.0.1:{port}: the port is in use. Set MASTER_PORT to a free port."
+        message
+        == f"rank 0 cannot open the store at 127.0.0.1:{port}: the port is in use. Set MASTER_PORT to a free port."
     )
     assert refusal("no-such-host.invalid", 29500, False).startswith("MASTER_ADDR=no-such-host.invalid: ")
     assert refusal("127.0.0.1", port, False).startswith(
@@ -233,12 +234,12 @@ def test_a_port_in_use_and_a_name_nobody_knows_are_refused_in_a_sentence() -> No
 
 def reached(port: int) -> list[str]:
     """Those of this host's addresses at which this port answers."""
-    found = []
+    addresses = []
     for address in ("127.0.0.1", "127.0.0.2", "127.0.1.1"):
         with socket.socket() as end:
             if end.connect_ex((address, port)) == 0:
-                found.append(address)
-    return found
+                addresses.append(address)
+    return addresses
 
 
 def test_the_store_of_rank_0_listens_where_it_was_named_and_nowhere_else() -> None:

@@ -100,16 +100,16 @@ DAMAGES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: str) -> None:
     good, bad = attempt(tmp_path, 2), attempt(tmp_path, 3)
-    act, said = DAMAGES[damage]
+    act, message = DAMAGES[damage]
     act(bad)
-    with pytest.raises(StoreError, match=said) as caught:
+    with pytest.raises(StoreError, match=message) as caught:
         commit.read(str(bad))
     assert str(bad) in str(caught.value)
     chosen, damaged = commit.first(commit.candidates(str(tmp_path)))
     assert chosen is not None
     assert chosen[0] == str(good)
     assert len(damaged) == 1
-    assert damaged[0] == (str(bad), damaged[0][1]) and said in damaged[0][1]
+    assert damaged[0] == (str(bad), damaged[0][1]) and message in damaged[0][1]
 
 
 def position(**changed: Any) -> dict[str, Any]:
@@ -158,10 +158,16 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a digest that is none": ({"files": [SHARD | {"sha256": None}]}, "damaged"),
     "no files": ({"files": None}, "damaged"),
     "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "it is of step 3, its facts of step 9"),
-    **{f"a stream whose {name}": ({"facts": position(**said)}, clause) for name, (said, clause) in POSITIONS.items()},
     **{
-        f"a window of spikes whose {name}": ({"facts": {"step": 3, "optim": {}, "spikes": {**GUARD, **said}}}, clause)
-        for name, (said, clause) in GUARDS.items()
+        f"a stream whose {name}": ({"facts": position(**changed)}, clause)
+        for name, (changed, clause) in POSITIONS.items()
+    },
+    **{
+        f"a window of spikes whose {name}": (
+            {"facts": {"step": 3, "optim": {}, "spikes": {**GUARD, **changed}}},
+            clause,
+        )
+        for name, (changed, clause) in GUARDS.items()
     },
     "a loss scale that is none": (
         {"facts": {"step": 3, "optim": {}, "scale": {"value": None, "good": 1}}},
@@ -195,8 +201,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_a_commit_must_not_say_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     """Its digest is right: whoever wrote it knows the format."""
     (tmp_path / "secret").write_bytes(b"1234")
-    changed, said = HOSTILE[kind]
-    with pytest.raises(commit.DamagedError, match=said) as caught:
+    changed, message = HOSTILE[kind]
+    with pytest.raises(commit.DamagedError, match=message) as caught:
         commit.read(str(attempt(tmp_path, 3, **changed)))
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1000

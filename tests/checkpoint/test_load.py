@@ -58,8 +58,8 @@ def checkpoint(out: Path, **changed: Any) -> Sharded:
     return Sharded(out=str(out), mesh=ALONE, resume="auto", every=1, **{"keep": None, **changed})
 
 
-def state(held: Held) -> TrainState:
-    return cast(TrainState, held)
+def state(loaded: Held) -> TrainState:
+    return cast(TrainState, loaded)
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def campaign(out: Path, damaged: int, clean: int) -> None:
     for number in range(damaged):
         damage(newer, older, chance)
         seen, reading = Held(0, 9), checkpoint(out)
-        found = reading.restore(state(seen))
-        assert found is not None
+        restored = reading.restore(state(seen))
+        assert restored is not None
         assert (seen.step, seen.same(expected[2]), seen.loaded) == (2, True, 1), number
         assert len(reading.damaged) == (newer / commits.NAME).exists(), number
         assert all(len(sentence.splitlines()) == 1 for sentence in reading.damaged)

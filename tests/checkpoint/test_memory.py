@@ -63,11 +63,11 @@ def train(
 def come_back(mesh: Mesh, tmp: Path, per_node: int, strategy: Any) -> tuple[int, Any, bool]:
     at_node(mesh, tmp / "memory", per_node)
     state, saving = state_on(mesh, strategy, seed=1, steps=0), checkpoint(mesh, tmp / "out")
-    found = saving.restore(state)
-    assert found is not None
+    restored = saving.restore(state)
+    assert restored is not None
     assert state.scale
     assert state.scale.value == 8.0
-    return state.step, whole(state), "memory" in found["url"]
+    return state.step, whole(state), "memory" in restored["url"]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def come_back(mesh: Mesh, tmp: Path, per_node: int, strategy: Any) -> tuple[int,
 )
 def test_the_newest_step_comes_back_on_any_mesh(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
     values = on_mesh(lambda mesh: train(mesh, tmp_path, 2, 5), dp_shard=2)[0]
-    for step, found, from_memory in on_mesh(lambda mesh: come_back(mesh, tmp_path, 2, strategy), **degrees):
+    for step, tensors, from_memory in on_mesh(lambda mesh: come_back(mesh, tmp_path, 2, strategy), **degrees):
         assert (step, from_memory) == (5, True)
-        assert found == values
+        assert tensors == values
 
 
 def test_two_copies_are_kept_and_what_died_before_goes(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_node_may_die_with_all_it_held(tmp_path: Path, lost: str) -> None:
     values = on_mesh(lambda mesh: train(mesh, tmp_path, 2, 4), dp_shard=4)[0]
     shutil.rmtree(tmp_path / "memory" / lost)
     shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-smaller"))
-    for step, found, from_memory in on_mesh(lambda mesh: come_back(mesh, tmp_path, 2, FSDP), dp_shard=4):
-        assert (step, found, from_memory) == (4, values, True)
+    for step, tensors, from_memory in on_mesh(lambda mesh: come_back(mesh, tmp_path, 2, FSDP), dp_shard=4):
+        assert (step, tensors, from_memory) == (4, values, True)
     smaller = tmp_path.with_name(f"{tmp_path.name}-smaller")
     left = smaller / "memory" / str(1 - int(lost))
     if lost == "0":
         left.rename(smaller / "memory" / "0")
-    for step, found, from_memory in on_mesh(lambda mesh: come_back(mesh, smaller, 2, FSDP), dp_shard=2):
-        assert (step, found, from_memory) == (4, values, True)
+    for step, tensors, from_memory in on_mesh(lambda mesh: come_back(mesh, smaller, 2, FSDP), dp_shard=2):
+        assert (step, tensors, from_memory) == (4, values, True)
 
 
 def test_without_both_nodes_the_commit_is_what_is_left(tmp_path: Path) -> None:

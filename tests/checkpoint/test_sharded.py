@@ -358,11 +358,11 @@ def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(
             all(after[name] == values for name, values in before.items()),
         )
 
-    for damaged, older, said, untouched in on_mesh(work, **degrees):
+    for damaged, older, message, untouched in on_mesh(work, **degrees):
         assert older
         assert untouched
         assert len(damaged) == 1
-        for sentence in (said, *damaged):
+        for sentence in (message, *damaged):
             assert f"{shard}: its bytes are not those that were saved" in sentence
 
 
@@ -404,13 +404,13 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
             commit(sharded(mesh, tmp_path), state)
         return str(caught.value)
 
-    for said in on_mesh(work, dp_shard=2):
-        assert "rank 1" in said
-        assert "No space left on device" in said
+    for message in on_mesh(work, dp_shard=2):
+        assert "rank 1" in message
+        assert "No space left on device" in message
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"hidden": 64}, "blocks.0.feed_forward.gate.weight is [48, 32] there, [64, 32] here"),
         ({"layers": 3}, "missing: model.blocks.2"),
@@ -419,7 +419,7 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
     ],
 )
 def test_another_model_is_refused_by_the_names_of_its_tensors(
-    tmp_path: Path, changed: dict[str, Any], said: str
+    tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     def work(mesh: Mesh) -> str:
         commit(sharded(mesh, tmp_path), state_on(mesh))
@@ -427,7 +427,7 @@ def test_another_model_is_refused_by_the_names_of_its_tensors(
             sharded(mesh, tmp_path).restore(state_on(mesh, seed=1, steps=0, **changed))
         return str(caught.value)
 
-    assert said in alone(work)
+    assert message in alone(work)
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def cut(tensor: torch.Tensor, *sizes: int) -> tuple[list[dict[str, Any]], dict[s
 
 def fill(target: torch.Tensor, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor]) -> set[str]:
     """Into `target` from the pieces that it needs; the files of these."""
-    held = shards.ShardOverlap(target, pieces)
-    for number, (piece, *_) in enumerate(held.overlaps):
-        held.fill(number, values[piece["file"]])
-    return {piece["file"] for piece, *_ in held.overlaps}
+    overlap = shards.ShardOverlap(target, pieces)
+    for number, (piece, *_) in enumerate(overlap.overlaps):
+        overlap.fill(number, values[piece["file"]])
+    return {piece["file"] for piece, *_ in overlap.overlaps}
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (1, 5, 1)])

@@ -36,9 +36,9 @@ def read(files: list[snapshot.File]) -> dict[str, torch.Tensor]:
     return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
 
 
-def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], tensor) for name, tensor in expected.items()
+def same(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    return tensors.keys() == expected.keys() and all(
+        torch.equal(tensors[name], tensor) for name, tensor in expected.items()
     )
 
 

@@ -38,7 +38,7 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({"RANK": "1"}, "WORLD_SIZE is not set"),
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
@@ -70,12 +70,12 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
         ),
     ],
 )
-def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str) -> None:
+def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], message: str) -> None:
     environ = dict(environ)
     adopt(environ)
     with pytest.raises(PreflightError) as refused:
         detect(environ)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -154,6 +154,6 @@ def test_two_ranks_of_mpirun_train_one_run(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert "2 rank(s)" in "".join(said)
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert "2 rank(s)" in "".join(outputs)

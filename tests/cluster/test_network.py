@@ -21,15 +21,15 @@ def test_addresses() -> None:
     assert network.endpoint("[::1]:29400") == ("::1", 29400)
 
 
-@pytest.mark.parametrize(("host", "secret", "said"), [
+@pytest.mark.parametrize(("host", "secret", "message"), [
     ("127.0.0.1", "", ""), ("127.0.1.1", "", ""), ("localhost", "", ""), ("::1", "", ""), ("192.0.2.7", "", "is not set"), ("no-such-host.invalid", "", "is not set"),
     ("x" * 300, "", "is not set"), ("192.0.2.7", "0123456789abcdef", ""), ("192.0.2.7", "0123456789", "has 10 characters"), ("127.0.0.1", "0123456789", "has 10 characters"),
 ])  # fmt: skip
-def test_no_secret_no_address_but_loopback(host: str, secret: str, said: str) -> None:
-    found = network.weakness(host, {"DTRAIN_SECRET": secret} if secret else {})
-    assert said in found
-    assert bool(found) == bool(said)
-    assert not secret or secret not in found
+def test_no_secret_no_address_but_loopback(host: str, secret: str, message: str) -> None:
+    problem = network.weakness(host, {"DTRAIN_SECRET": secret} if secret else {})
+    assert message in problem
+    assert bool(problem) == bool(message)
+    assert not secret or secret not in problem
 
 
 def test_a_socket_listens_where_it_was_told_alone() -> None:

@@ -36,20 +36,20 @@ def take(source: Dataset, *index: int) -> dict[str, Any]:
     ids=str,
 )  # fmt: skip
 def test_numbers_of_any_kind_become_tensors(value: Any, dtype: torch.dtype) -> None:
-    found = tensor(value)
-    assert found.dtype == dtype
-    assert found.tolist() == (value.tolist() if hasattr(value, "tolist") else torch.tensor(value).tolist())
+    converted = tensor(value)
+    assert converted.dtype == dtype
+    assert converted.tolist() == (value.tolist() if hasattr(value, "tolist") else torch.tensor(value).tolist())
 
 
 def test_what_is_no_number_is_refused_with_what_to_return() -> None:
-    for value, said in (
+    for value, message in (
         ("abc", "encode it first"),
         (None, "-100 for a target"),
         ([[1], [2, 3]], "not an array"),
         ({1, 2}, "names"),
         ((torch.ones(2),), "names"),
     ):
-        with pytest.raises(WordsError, match=said):
+        with pytest.raises(WordsError, match=message):
             tensor(value)
 
 
@@ -203,5 +203,5 @@ def test_padding_changes_no_number_on_any_mesh(tmp_path: Path) -> None:
         f"{PADDED} devices=1", f"{OWN} devices=1 microbatch=2", f"{OBJECT} devices=1", f"{PADDED} strategy=ddp devices=2 accumulate=2", f"{PADDED} strategy=fsdp devices=2",
         f"{PADDED} strategy=ddp mesh.tp=2 devices=2", f"{PADDED} data.length=8 mesh.pp=2 strategy=ddp devices=2", f"{PADDED} data.length=8 mesh.cp=2 strategy=ddp devices=2",
     )):  # fmt: skip
-        found = losses(words, tmp_path / str(number))
-        assert found == pytest.approx(expected, rel=2e-6), words
+        result = losses(words, tmp_path / str(number))
+        assert result == pytest.approx(expected, rel=2e-6), words

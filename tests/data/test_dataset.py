@@ -58,11 +58,11 @@ def all_inputs(source: Dataset) -> list[float]:
 
 def test_training_and_held_out_samples_share_the_dataset_out() -> None:
     source = Dataset(Squares(), holdout=0.25)
-    held = source.holdout()
-    assert held is not None
-    assert (len(source), len(held)) == (15, 5)
-    assert sorted(all_inputs(source) + all_inputs(held)) == list(range(20))
-    assert all_inputs(held) != list(range(15, 20)), (
+    heldout = source.holdout()
+    assert heldout is not None
+    assert (len(source), len(heldout)) == (15, 5)
+    assert sorted(all_inputs(source) + all_inputs(heldout)) == list(range(20))
+    assert all_inputs(heldout) != list(range(15, 20)), (
         "datasets tend to be sorted by class, so the end is not held out as it is"
     )
     assert Dataset(Squares(), holdout=0).holdout() is None
@@ -202,14 +202,14 @@ class UnreadableError(Exception):
 def test_what_a_loading_process_raises_is_placed_at_the_line_of_the_users_code() -> None:
     source = Dataset(Broken(), workers=1, holdout=0)
     try:
-        for sample, said in ((1, "ValueError: planned"), (2, "UnreadableError: a.jpg is torn at 7")):
+        for sample, message in ((1, "ValueError: planned"), (2, "UnreadableError: a.jpg is torn at 7")):
             with pytest.raises(Exception) as raised:
                 take(source, [source.original(np.arange(20)).tolist().index(sample)])
             facts = failure.facts_of(raised.value, 0)
-            assert facts["error"].endswith(said)
+            assert facts["error"].endswith(message)
             assert facts["where"].endswith("in __getitem__")
             assert "test_dataset.py:" in facts["where"]
-            assert said in facts["message"]
+            assert message in facts["message"]
     finally:
         source._pool.shutdown()
 

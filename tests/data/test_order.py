@@ -33,18 +33,18 @@ def test_larger_sizes_are_bijections_too(n: int) -> None:
 @pytest.mark.parametrize("n", [10**9 + 7, 2**40, 2**62 - 1])
 def test_a_part_of_a_huge_order_has_no_repetition_and_stays_in_range(n: int) -> None:
     start = n // 3
-    found, epoch = samples(np.arange(start, start + 20_000), n=n, seed=1)
-    assert len(np.unique(found)) == 20_000
-    assert found.min() >= 0
-    assert found.max() < n
+    drawn, epoch = samples(np.arange(start, start + 20_000), n=n, seed=1)
+    assert len(np.unique(drawn)) == 20_000
+    assert drawn.min() >= 0
+    assert drawn.max() < n
     assert (epoch == 0).all()
 
 
 def test_any_position_can_be_entered_alone() -> None:
     whole = samples(np.arange(0, 700), n=97, seed=5)
     for position in (0, 1, 96, 97, 98, 400, 699):
-        found, epoch = samples(np.array([position]), n=97, seed=5)
-        assert (found[0], epoch[0]) == (whole[0][position], whole[1][position])
+        drawn, epoch = samples(np.array([position]), n=97, seed=5)
+        assert (drawn[0], epoch[0]) == (whole[0][position], whole[1][position])
         assert epoch[0] == position // 97
 
 
@@ -62,8 +62,8 @@ def test_no_place_of_the_order_is_favoured() -> None:
     first = np.bincount([permute(np.array([0]), n=n, key=hash_of(seed))[0] for seed in range(seeds)], minlength=n)
     expected = seeds / n
     assert (np.abs(first - expected) < 6 * expected**0.5).all()
-    found = np.array(order(10_000, seed=3))
-    assert (np.abs(np.diff(found)) == 1).mean() < 0.005
+    places = np.array(order(10_000, seed=3))
+    assert (np.abs(np.diff(places)) == 1).mean() < 0.005
 
 
 def hash_of(seed: int) -> int:

@@ -56,9 +56,9 @@ def stream(source: Any, shape: BatchShape, *, rank: int = 0, seed: int = 5, **en
 
 def walk(made: Stream, steps: int) -> list[list[int]]:
     """The samples of each of the next steps."""
-    found = [[int(value) for part in next(made).microbatches for value in part["inputs"]] for _ in range(steps)]
+    values = [[int(value) for part in next(made).microbatches for value in part["inputs"]] for _ in range(steps)]
     made.close()
-    return found
+    return values
 
 
 SHAPES = [
@@ -176,9 +176,9 @@ def counted(batch: Any) -> int:
 
 def counts(mesh: Mesh) -> list[int]:
     made = Stream(uneven(), batch=BatchShape(16, 4, 2, 2), mesh=mesh, seed=1, count=counted)
-    found = [next(made).count for _ in range(6)]
+    sizes = [next(made).count for _ in range(6)]
     made.close()
-    return found
+    return sizes
 
 
 def test_targets_that_count_are_counted_over_the_whole_world() -> None:

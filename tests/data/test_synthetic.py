@@ -86,13 +86,13 @@ def test_a_linear_model_solves_the_regression() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_held_out_samples_are_others_of_the_same_kind(task: str) -> None:
     source = synthetic(task)
-    held = source.holdout()
-    assert held is not None
-    assert (len(source), len(held)) == (400, 40)
+    heldout = source.holdout()
+    assert heldout is not None
+    assert (len(source), len(heldout)) == (400, 40)
     seen = {tuple(row) for row in take(source, np.arange(400))["inputs"].flatten(1).tolist()}
-    assert not seen & {tuple(row) for row in take(held, np.arange(40))["inputs"].flatten(1).tolist()}
-    assert held.holdout() is None
-    assert held.fingerprint != source.fingerprint
+    assert not seen & {tuple(row) for row in take(heldout, np.arange(40))["inputs"].flatten(1).tolist()}
+    assert heldout.holdout() is None
+    assert heldout.fingerprint != source.fingerprint
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -52,10 +52,10 @@ def test_text_goes_in_and_out(text: Any, corpus: Path) -> None:
 
 def test_the_end_of_the_corpus_is_held_out(text: Any, corpus: Path) -> None:
     whole, part = text(corpus), text(corpus, holdout=0.25)
-    held = part.holdout()
-    assert held is not None
+    heldout = part.holdout()
+    assert heldout is not None
     total = len(whole)
-    assert len(held) == pytest.approx(total / 4, abs=2)
+    assert len(heldout) == pytest.approx(total / 4, abs=2)
     assert len(part) == pytest.approx(total * 3 / 4, abs=2)
     assert everything(whole).startswith(everything(part))
     assert whole.holdout() is None

@@ -14,7 +14,7 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 @pytest.fixture
 def tokens(tmp_path: Path) -> Any:
     def make(path: Path | str, **changed: Any) -> Tokens:
-        given = {
+        arguments = {
             "path": str(path),
             "holdout_path": None,
             "holdout": 0.0,
@@ -23,7 +23,7 @@ def tokens(tmp_path: Path) -> Any:
             "dtype": "uint16",
             "cache": str(tmp_path / "cache"),
         }
-        return Tokens(**given | changed)
+        return Tokens(**arguments | changed)
 
     return make
 

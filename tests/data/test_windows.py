@@ -51,11 +51,11 @@ def test_one_batch_may_hold_samples_of_two_passes() -> None:
 def test_the_held_out_part_is_the_end_and_does_not_shift() -> None:
     train, kept = split([np.arange(40), np.arange(40, 100)], 0.25)
     source = Windows(train, 4, 1000, "x", kept)
-    held = source.holdout()
-    assert held is not None
+    heldout = source.holdout()
+    assert heldout is not None
     assert [array.tolist() for array in train] == [list(range(40)), list(range(40, 75))]
-    assert take(held, 0, 0) == take(held, 0, 9) == ([75, 76, 77, 78], [76, 77, 78, 79])
-    assert held.holdout() is None
+    assert take(heldout, 0, 0) == take(heldout, 0, 9) == ([75, 76, 77, 78], [76, 77, 78, 79])
+    assert heldout.holdout() is None
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9])

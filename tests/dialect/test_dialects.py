@@ -340,9 +340,9 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
     path.write_text(read.recipe)
     with pytest.raises(
         WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
-    ) as keys_listed:
+    ) as raised:
         resolve(compose([f"recipe={path}", "model=gpt", "optim=adamw", "optim.lr=1e-3"]), Cluster(gpus=0, cpus=2))
-    assert len(keys_listed.value.problems) == 1
+    assert len(raised.value.problems) == 1
 
 
 def test_steps_that_are_computed_are_asked_for(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def measured(
     source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
     model = construct(PARTS["model"], facts=source.facts, seed=0)
     wrapped = parallelize(model, mesh, build(strategy), precision=precision, seed=0)
-    found = evaluate(wrapped, source, objective, mesh, precision=precision, samples=samples, microbatch=microbatch)
-    return found, wrapped.training and all(parameter.grad is None for parameter in model.parameters())
+    figures = evaluate(wrapped, source, objective, mesh, precision=precision, samples=samples, microbatch=microbatch)
+    return figures, wrapped.training and all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("samples", [1, 7, None])
@@ -46,10 +46,10 @@ def test_every_mesh_measures_the_same(samples: int | None) -> None:
     """50 samples with 0 to 9 targets that do not count, over two ranks and microbatches that do not divide them."""
     ((expected, _),) = on_mesh(lambda mesh: measured(mesh, PARTS["strategy"], samples, 64), dp_shard=1)
     for strategy, axis, microbatch in (("ddp", "dp_replicate", 3), ("fsdp", "dp_shard", 4)):
-        for found, untouched in on_mesh(
+        for figures, untouched in on_mesh(
             lambda mesh, s=strategy, m=microbatch: measured(mesh, STRATEGIES[s], samples, m), **{axis: 2}
         ):
-            assert found == pytest.approx(expected, rel=1e-6)
+            assert figures == pytest.approx(expected, rel=1e-6)
             assert untouched, "the model goes on training, without gradients of the evaluation"
 
 
@@ -62,8 +62,8 @@ def test_it_is_the_mean_over_targets_that_count() -> None:
         expected = torch.nn.functional.cross_entropy(model(batch["inputs"]).flatten(0, 1), batch["targets"].flatten())
         return expected.item(), measured(mesh, PARTS["strategy"], None, 8)[0]["eval_loss"]
 
-    ((expected, found),) = on_mesh(by_hand, dp_shard=1)
-    assert found == pytest.approx(expected, rel=1e-5)
+    ((expected, loss),) = on_mesh(by_hand, dp_shard=1)
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
 class Masked:
@@ -107,9 +107,9 @@ def accuracy(mesh: Mesh) -> dict[str, float]:
 
 
 def test_metrics_of_the_objective_are_means_too() -> None:
-    (found,) = on_mesh(accuracy, dp_shard=1)
-    assert found["eval_accuracy"] == 1.0, "the model is the map that made the targets"
-    assert found["eval_loss"] > 0
+    (loss,) = on_mesh(accuracy, dp_shard=1)
+    assert loss["eval_accuracy"] == 1.0, "the model is the map that made the targets"
+    assert loss["eval_loss"] > 0
 
 
 class Counting(torch.nn.Linear):
@@ -165,10 +165,12 @@ def test_a_model_that_draws_in_evaluation_is_told_and_gives_the_same_again() -> 
     def rank(mesh: Mesh) -> tuple[list[str], list[float]]:
         source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
         torch.manual_seed(0)
-        model, told = Forgetful(), list[str]()
-        asked: dict[str, Any] = {"precision": precision, "samples": 8, "microbatch": 2, "tell": told.append}
-        return told, [evaluate(model, source, objective, mesh, **asked)["eval_loss"] for _ in range(2)]
+        model, messages = Forgetful(), list[str]()
+        asked: dict[str, Any] = {"precision": precision, "samples": 8, "microbatch": 2, "tell": messages.append}
+        return messages, [evaluate(model, source, objective, mesh, **asked)["eval_loss"] for _ in range(2)]
 
-    ((told, (first, second)),) = on_mesh(rank, dp_replicate=1)
+    ((messages, (first, second)),) = on_mesh(rank, dp_replicate=1)
     assert first == second
-    assert len(told) == 2 and told[0].startswith("the model still draws random numbers in evaluation (of torch)")
+    assert len(messages) == 2 and messages[0].startswith(
+        "the model still draws random numbers in evaluation (of torch)"
+    )

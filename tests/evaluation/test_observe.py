@@ -24,7 +24,7 @@ WORDS = (
 )
 
 
-def told(plan: Plan) -> list[str]:
+def caveats(plan: Plan) -> list[str]:
     ranks(plan.world, train, plan)
     return [
         event["text"]
@@ -37,7 +37,7 @@ def told(plan: Plan) -> list[str]:
     ("name", "generator"), [("FunctionalDropout", "torch"), ("AttentionDropout", "torch"), ("NumpyNoise", "numpy")]
 )
 def test_functional_dropout_is_told_once(name: str, generator: str, tmp_path: Path) -> None:
-    trained, evaluated = told(
+    trained, evaluated = caveats(
         plan_of(tmp_path / "run", f"model._target_=wrong_models.{name}", *WORDS, "evaluate.every=1")
     )
     assert trained.startswith(f"the forward draws random numbers (of {generator})")
@@ -45,27 +45,27 @@ def test_functional_dropout_is_told_once(name: str, generator: str, tmp_path: Pa
 
 
 def test_a_dropout_module_is_told_before_the_first_step_alone(tmp_path: Path) -> None:
-    (sentence,) = told(plan_of(tmp_path / "run", "model._target_=wrong_models.ModuleDropout", *WORDS))
+    (sentence,) = caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.ModuleDropout", *WORDS))
     assert sentence.startswith("dropout draws other masks")
 
 
 def test_a_forward_that_draws_nothing_is_not_told_of(tmp_path: Path) -> None:
-    assert told(plan_of(tmp_path / "run", "model._target_=wrong_models.Net", *WORDS)) == []
+    assert caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.Net", *WORDS)) == []
 
 
 @pytest.mark.parametrize("words", [(), ("devices=1", "strategy=single"), ("stop_after=2",)])
 def test_a_buffer_that_training_changes_and_nobody_saves_is_told_once(words: tuple[str, ...], tmp_path: Path) -> None:
-    (sentence,) = told(plan_of(tmp_path / "run", "model._target_=wrong_models.ForgottenBuffer", *WORDS, *words))
+    (sentence,) = caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.ForgottenBuffer", *WORDS, *words))
     assert sentence.startswith("scale is a buffer with persistent=False that training changes")
 
 
 def test_a_count_in_an_attribute_is_told_once(tmp_path: Path) -> None:
-    (sentence,) = told(plan_of(tmp_path / "run", "model._target_=wrong_models.CountsCalls", *WORDS))
+    (sentence,) = caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.CountsCalls", *WORDS))
     assert sentence.startswith("calls is a number that every step changes, but it is not in the checkpoint")
 
 
 def test_an_extra_state_is_told_before_the_first_step(tmp_path: Path) -> None:
-    (sentence,) = told(plan_of(tmp_path / "run", "model._target_=wrong_models.Extra", *WORDS))
+    (sentence,) = caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.Extra", *WORDS))
     assert sentence.startswith("Extra has an extra state (get_extra_state), which no checkpoint holds")
 
 
@@ -84,7 +84,7 @@ def test_a_buffer_of_the_first_forward_is_refused_after_the_first_step(tmp_path:
 
 
 def test_a_cache_that_nobody_saves_is_not_told_of(tmp_path: Path) -> None:
-    assert told(plan_of(tmp_path / "run", "model._target_=wrong_models.Cached", *WORDS)) == []
+    assert caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.Cached", *WORDS)) == []
 
 
 def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_and_told_with_its_step(tmp_path: Path) -> None:

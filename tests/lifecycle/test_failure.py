@@ -53,22 +53,22 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
     left(tmp_path, 1, ValueError("loss is\nnot a number"))
     left(tmp_path, 0, RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     assert len(list(tmp_path.glob("failure-*.json"))) == 2
-    told = failure.explain(tmp_path)
-    assert told.line.startswith(
+    failed = failure.explain(tmp_path)
+    assert failed.line.startswith(
         "rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at lifecycle/test_failure.py:"
     )
-    assert f"pid {os.getpid()}]" in told.line
-    assert "Meanwhile: rank 0 at lifecycle/test_failure.py:" in told.paragraph
-    assert "(collective 7 of the world)" in told.paragraph
-    assert told.paragraph.count("Traceback (most recent call last)") == 1
-    assert "\n" not in told.facts["message"]
-    assert (told.facts["rank"], told.facts["kind"], told.facts["step"], told.facts["samples"]) == (
+    assert f"pid {os.getpid()}]" in failed.line
+    assert "Meanwhile: rank 0 at lifecycle/test_failure.py:" in failed.paragraph
+    assert "(collective 7 of the world)" in failed.paragraph
+    assert failed.paragraph.count("Traceback (most recent call last)") == 1
+    assert "\n" not in failed.facts["message"]
+    assert (failed.facts["rank"], failed.facts["kind"], failed.facts["step"], failed.facts["samples"]) == (
         1,
         "error",
         5,
         [32, 39],
     )
-    assert json.loads(json.dumps(told.facts)) == told.facts
+    assert json.loads(json.dumps(failed.facts)) == failed.facts
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,14 @@ TOLD: dict[str, tuple[Exception, str, str]] = {
 
 @pytest.mark.parametrize("case", TOLD)
 def test_what_is_said_is_taken_for_what_it_is(case: str) -> None:
-    error, kind, said = TOLD[case]
+    error, kind, meaning = TOLD[case]
     fault = fault_of(f"{type(error).__name__}: {error}")
     assert kind_of(error, str(error)) == kind
-    assert (said in fault.meaning) if fault else not said
+    assert (meaning in fault.meaning) if fault else not meaning
 
 
 def test_every_fault_has_its_text() -> None:
-    said = [f"{type(error).__name__}: {error}" for error, *_ in TOLD.values()]
+    errors = [f"{type(error).__name__}: {error}" for error, *_ in TOLD.values()]
     rare = (
         "the host no longer reaches it",
         "its driver reports a broken GPU (Xid)",
@@ -104,5 +104,5 @@ def test_every_fault_has_its_text() -> None:
     assert [
         fault.meaning
         for fault in FAULTS
-        if fault.meaning not in rare and not any(fault_of(text) is fault for text in said)
+        if fault.meaning not in rare and not any(fault_of(text) is fault for text in errors)
     ] == []

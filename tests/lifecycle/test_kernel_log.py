@@ -50,8 +50,8 @@ def test_many_lines_are_read_and_what_a_terminal_would_obey_is_written_out(plant
     planted.write_text(
         planted.read_text() + LINE * 1000 + "NVRM: Xid (PCI:0000:3b:00): 62, \x1b[2J\u202e\x00" + "x" * 5000 + "\n"
     )
-    *_, last = found = log.xids()
-    assert len(found) == 1001
+    *_, last = events = log.xids()
+    assert len(events) == 1001
     assert last["text"].startswith("\\x1b[2J\\u202e\\x00xxx")
     assert len(last["text"]) == kernel_log.LETTERS
 

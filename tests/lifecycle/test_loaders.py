@@ -55,13 +55,13 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     kept = Dataset(Stuck("asleep"), holdout=0.25).holdout()
     assert kept
     sample = int(kept.original(np.arange(len(kept)))[5])
-    held = [
+    evaluation = [
         "data.holdout=0.25",
         "evaluate.every=3",
         f"data.dataset.sample={sample}",
         "backend.timeout=8",
     ]  # its loading process begins, too
-    words = [*WORDS, f"devices={devices}", "data.dataset.way=asleep", *held, f"out={tmp_path / 'run'}"]
+    words = [*WORDS, f"devices={devices}", "data.dataset.way=asleep", *evaluation, f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     ended = commands.run(*words, env=env)
     assert ended.returncode == 1, ended.stderr
@@ -82,13 +82,16 @@ def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung in step" in paragraph
     assert f"sample {SAMPLE} of data.dataset" in paragraph, paragraph
-    told = json.loads((tmp_path / "run/failure.json").read_text())
+    record = json.loads((tmp_path / "run/failure.json").read_text())
     if way == "stopped":
-        assert "which does not answer" in told["where"]
+        assert "which does not answer" in record["where"]
     else:
-        assert told["where"].startswith("lifecycle/test_loaders.py:") and f"in {way} (loading process " in told["where"]
-        assert told["where"] in paragraph
-        assert any(f"in {way}" in line for line in told["traceback"].splitlines()), told["traceback"]
+        assert (
+            record["where"].startswith("lifecycle/test_loaders.py:")
+            and f"in {way} (loading process " in record["where"]
+        )
+        assert record["where"] in paragraph
+        assert any(f"in {way}" in line for line in record["traceback"].splitlines()), record["traceback"]
 
 
 def test_a_process_that_begins_when_its_rank_has_ended_says_nothing(

@@ -54,16 +54,16 @@ def dump(*entries: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def told(*entries: dict[str, Any]) -> dict[str, list[tuple[str, int, str]]]:
-    found = recorder.read(dump(*entries), NAMES)
-    return {name: [(call["call"], call["number"], call["state"]) for call in calls] for name, calls in found.items()}
+def calls_of(*entries: dict[str, Any]) -> dict[str, list[tuple[str, int, str]]]:
+    groups = recorder.read(dump(*entries), NAMES)
+    return {name: [(call["call"], call["number"], call["state"]) for call in calls] for name, calls in groups.items()}
 
 
 def test_of_each_group_the_last_that_are_over_and_the_first_that_are_not_are_told() -> None:
     over = [entry("all_reduce", number) for number in range(1, 1001)]
     still = [entry("_all_gather_base", number, "scheduled") for number in range(1001, 1900)]
-    found = told(*over, *still, entry("broadcast", 4, "started", group="7"), entry("all_reduce", 1, group="9"))
-    assert found == {
+    groups = calls_of(*over, *still, entry("broadcast", 4, "started", group="7"), entry("all_reduce", 1, group="9"))
+    assert groups == {
         "the world": [
             ("all_reduce", 999, "completed"),
             ("all_reduce", 1000, "completed"),
@@ -75,9 +75,11 @@ def test_of_each_group_the_last_that_are_over_and_the_first_that_are_not_are_tol
 
 def test_calls_that_are_one_kernel_are_told_as_one_in_the_state_of_the_kernel() -> None:
     together = [entry("_reduce_scatter_base", 5, "scheduled", sizes=[(size,)]) for size in (8, 16)]
-    assert told(*together, entry("coalesced", 5)) == {"the world": [("reduce_scatter", 5, "completed")]}
-    assert told(*together, entry("coalesced", 5, "scheduled")) == {"the world": [("reduce_scatter", 5, "scheduled")]}
-    assert told(entry("send 0->1", 5, "scheduled", p2p=True), entry("all_reduce", 5))["the world"] == [
+    assert calls_of(*together, entry("coalesced", 5)) == {"the world": [("reduce_scatter", 5, "completed")]}
+    assert calls_of(*together, entry("coalesced", 5, "scheduled")) == {
+        "the world": [("reduce_scatter", 5, "scheduled")]
+    }
+    assert calls_of(entry("send 0->1", 5, "scheduled", p2p=True), entry("all_reduce", 5))["the world"] == [
         ("all_reduce", 5, "completed"), ("send 0->1", 5, "scheduled"),
     ], "numbers of calls between two are others"  # fmt: skip
 
@@ -99,12 +101,14 @@ def test_what_is_told_is_bounded() -> None:
         assert len(json.dumps(recorder.calls(names))) < 40_000
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"entries": [{}]}', b'{"entries": 3}', RuntimeError("no NCCL")])
-def test_a_dump_of_another_format_says_nothing(said: bytes | Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"entries": [{}]}', b'{"entries": 3}', RuntimeError("no NCCL")]
+)
+def test_a_dump_of_another_format_says_nothing(content: bytes | Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def dumped() -> bytes:
-        if isinstance(said, Exception):
-            raise said
-        return said
+        if isinstance(content, Exception):
+            raise content
+        return content
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         monkeypatch.setattr(recorder._distributed_c10d, name, dumped, raising=False)
@@ -155,14 +159,14 @@ def test_calls_are_recorded_where_nccl_is_used_unless_the_environment_says_how_m
     monkeypatch.setattr(torch.cuda, "set_device", begin)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
-    for said, size in (
+    for variables, size in (
         ({}, "2000"),
         ({"TORCH_FR_BUFFER_SIZE": "0"}, "0"),
         ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, None),
     ):
         for name in recorder.SIZE:
             monkeypatch.delenv(name, raising=False)
-        for name, value in said.items():
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(ConnectionError):
             Nccl(timeout=5, connect="use", segments="fixed", cores="any", kernels="fast").open()

@@ -36,7 +36,7 @@ def ended(rank: int, code: int | None, time: float = 2.0, **facts: Any) -> dict[
 
 def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evidence:
     """All ranks hang in a line that is no collective, and each has a record of what its device was given."""
-    told = [
+    records = [
         [{"call": name, "number": number, "state": state, "between_two": False, "library": "nccl", "sizes": sizes[0] if sizes else [[3]]} for name, number, state, *sizes in one]
         for one in calls
     ]  # fmt: skip
@@ -50,7 +50,7 @@ def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evide
             groups={"the world": groups[rank]},
             calls={"the world": one},
         )
-        for rank, one in enumerate(told)
+        for rank, one in enumerate(records)
     ]
     return evidence(len(calls), *hung)
 
@@ -59,11 +59,11 @@ TOGETHER = "no progress for 60 s: no device has ended all_reduce, collective 7 o
 CUDA = "torch.AcceleratorError: CUDA error: unspecified launch failure"
 
 
-def driver(given: Evidence, *xids: tuple[int, int]) -> Evidence:
+def driver(case: Evidence, *xids: tuple[int, int]) -> Evidence:
     """Rank n has the GPU at n of the bus, of which the driver has said these: (rank, number)."""
-    gpus = {rank: {"host": "here", "bus": f"0000:{rank:02x}:00"} for rank in given.began}
-    said = [{"host": "here", "bus": f"0000:{rank:02x}:00", "xid": number, "text": ""} for rank, number in xids]
-    return replace(given, gpus=gpus, xids=[*said, {"host": "there", "bus": "0000:00:00", "xid": 79, "text": ""}])
+    gpus = {rank: {"host": "here", "bus": f"0000:{rank:02x}:00"} for rank in case.began}
+    events = [{"host": "here", "bus": f"0000:{rank:02x}:00", "xid": number, "text": ""} for rank, number in xids]
+    return replace(case, gpus=gpus, xids=[*events, {"host": "there", "bus": "0000:00:00", "xid": 79, "text": ""}])
 
 
 LOST = "Xid 79 of the GPU at 0000:01:00: the host no longer reaches it: it has fallen off the bus; the GPU's fault, not the program's"
@@ -101,9 +101,9 @@ BY_DRIVER: dict[str, tuple[Evidence, int | None, str, str]] = {
 
 @pytest.mark.parametrize("case", BY_DRIVER)
 def test_what_the_driver_says_of_a_gpu_is_told_of_the_rank_that_has_it(case: str) -> None:
-    given, rank, kind, said = BY_DRIVER[case]
-    cause, _ = find(given)
-    assert (cause["rank"], cause["kind"], cause["error"]) == (rank, kind, said)
+    found_evidence, rank, kind, message = BY_DRIVER[case]
+    cause, _ = find(found_evidence)
+    assert (cause["rank"], cause["kind"], cause["error"]) == (rank, kind, message)
 
 
 CASES: dict[str, tuple[Evidence, int | None, str]] = {
@@ -176,9 +176,9 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_is_told_not_the_victims(case: str) -> None:
-    given, rank, said = CASES[case]
-    cause, _ = find(given)
-    assert (cause["rank"], cause["error"]) == (rank, said)
+    found_evidence, rank, message = CASES[case]
+    cause, _ = find(found_evidence)
+    assert (cause["rank"], cause["error"]) == (rank, message)
 
 
 def test_a_killed_rank_has_its_last_step_and_the_stack_it_crashed_with() -> None:

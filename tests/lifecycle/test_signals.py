@@ -182,10 +182,10 @@ def test_a_wish_from_before_ends_a_training_that_has_not_begun() -> None:
 
 def helpers(number: int) -> int | None:
     """How a child that a training rank forked ends, when it gets a signal before it is let go on."""
-    (over, let), (there, said) = os.pipe(), os.pipe()
+    (over, let), (there, written) = os.pipe(), os.pipe()
 
     def wait() -> None:
-        os.write(said, b"1")
+        os.write(written, b"1")
         os.read(over, 1)
 
     with signals.training():

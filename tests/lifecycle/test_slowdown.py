@@ -52,11 +52,11 @@ def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, m
     words += ["objective=regression", "steps=320", "hook=[]", "data.holdout=0", f"out={tmp_path}/run"]
     train(resolve(compose(words), Cluster(gpus=0, cpus=2)))
     events = map(json.loads, (tmp_path / "run/events.jsonl").read_text().splitlines())
-    (said,) = [event["text"] for event in events if event["event"] == "caveat" and "a step takes" in event["text"]]
-    assert "of the time it waits for samples (data)" in said
+    (message,) = [event["text"] for event in events if event["event"] == "caveat" and "a step takes" in event["text"]]
+    assert "of the time it waits for samples (data)" in message
 
 
-def told(one: Slowdown, *blocks: float) -> list[str]:
+def messages(one: Slowdown, *blocks: float) -> list[str]:
     """What is said within 64 steps of so many seconds each."""
     return [
         " ".join(one.look((64 * number + step, seconds) for step in range(1, 65)))
@@ -65,7 +65,7 @@ def told(one: Slowdown, *blocks: float) -> list[str]:
 
 
 def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
-    *quiet, slow, still, better, fast, once, again = told(
+    *quiet, slow, still, better, fast, once, again = messages(
         Slowdown(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0
     )
     assert not any((*quiet, still, better, once))
@@ -76,11 +76,11 @@ def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
 
 def test_neither_one_step_nor_a_moment_is_a_slow_run() -> None:
     one = Slowdown(lambda: 0.0)
-    assert told(one, 0.02) == [""]
+    assert messages(one, 0.02) == [""]
     assert [*one.look([(65, 600.0)])] == []
-    assert told(one, 0.02, 0.02) == ["", ""]
+    assert messages(one, 0.02, 0.02) == ["", ""]
     small = Slowdown(lambda: 0.0)
-    assert told(small, *[0.001] * 20, 0.012, 0.012, 0.0005, 0.0005) == [""] * 24
+    assert messages(small, *[0.001] * 20, 0.012, 0.012, 0.0005, 0.0005) == [""] * 24
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def busy() -> Iterator[None]:
 
 def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
     one = Slowdown(lambda: 0.0)
-    told(one, 0.02)
+    messages(one, 0.02)
     time.sleep(1.0)
-    assert f"of its {waiting.cores()} cores" in told(one, 5.0)[0]
+    assert f"of its {waiting.cores()} cores" in messages(one, 5.0)[0]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_a_quota_that_is_used_up_is_the_cause(
     """The file of a control group with a quota, which a test may not set."""
     monkeypatch.setattr(waiting.Meter, "others", lambda self: 0.0)
     one = Slowdown(lambda: 0.0)
-    told(one, 0.02)
+    messages(one, 0.02)
     monkeypatch.setattr(slowdown, name, lambda: after)
-    assert cause in told(one, 5.0)[0]
+    assert cause in messages(one, 5.0)[0]

@@ -35,8 +35,8 @@ def test_a_collective_is_told_with_the_line_that_called_it() -> None:
         with mesh_of():
             return stacks.collective(raised(lambda: dist.all_reduce(torch.zeros(1), op="no such")))
 
-    (said,) = ranks(1, work)
-    assert said.startswith("all_reduce (lifecycle/test_stacks.py:")
+    (place,) = ranks(1, work)
+    assert place.startswith("all_reduce (lifecycle/test_stacks.py:")
     assert stacks.collective(raised(lambda: [][1])) is None
 
 
@@ -69,10 +69,10 @@ def test_the_microbatch_is_read_from_the_step() -> None:
 def test_a_dump_of_faulthandler_is_read(tmp_path: Path) -> None:
     with (tmp_path / "stack").open("w") as file:
         faulthandler.dump_traceback(file)
-    said = stacks.dumped((tmp_path / "stack").read_text())
-    assert said is not None
-    assert said.startswith("lifecycle/test_stacks.py:")
-    assert said.endswith("in test_a_dump_of_faulthandler_is_read")
+    place = stacks.dumped((tmp_path / "stack").read_text())
+    assert place is not None
+    assert place.startswith("lifecycle/test_stacks.py:")
+    assert place.endswith("in test_a_dump_of_faulthandler_is_read")
 
 
 def test_other_threads_are_seen_where_they_run_somebodys_code() -> None:
@@ -85,10 +85,10 @@ def test_other_threads_are_seen_where_they_run_somebodys_code() -> None:
     thread = threading.Thread(target=wait, name="loader")
     thread.start()
     there.wait()
-    found = stacks.others(threading.get_ident(), leave_out=[])
+    stacks_of = stacks.others(threading.get_ident(), leave_out=[])
     go.set()
     thread.join()
-    assert found["loader"].endswith("in wait")
+    assert stacks_of["loader"].endswith("in wait")
     assert stacks.own(stacks.of_thread(threading.get_ident())) is not None
 
 

@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_moves_no_time_limit(seconds: float) -> None:
     assert ranks(1, jumped, seconds) == [(10, "")]
 
 
-def long_evaluation(heard: bool) -> tuple[int, str]:
+def long_evaluation(signalled: bool) -> tuple[int, str]:
     """How many parts of something long are done, when rank 1 hears a signal in the third."""
     with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
         asked.requested(0, mesh)
@@ -133,7 +133,7 @@ def long_evaluation(heard: bool) -> tuple[int, str]:
         for part in range(300):
             if asked.meanwhile(mesh):
                 return part, asked.cause
-            if heard and part == 3 and mesh.rank == 1:
+            if signalled and part == 3 and mesh.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.005)
     return 300, asked.cause

@@ -139,11 +139,11 @@ def test_a_rank_in_a_collective_answers_where_it_is(tmp_path: Path) -> None:
 
     numbers = ranks(2, work)
     assert numbers == [{"the world": 2}] * 2
-    said = json.loads((tmp_path / "report-1.json").read_text())
-    assert (said["step"], said["samples"], said["groups"]) == (5, [32, 39], {"the world": 2})
-    assert said["collective"].startswith("all_reduce (dtrain/mesh/__init__.py:")
+    report = json.loads((tmp_path / "report-1.json").read_text())
+    assert (report["step"], report["samples"], report["groups"]) == (5, [32, 39], {"the world": 2})
+    assert report["collective"].startswith("all_reduce (dtrain/mesh/__init__.py:")
     assert "in sum" in (tmp_path / "stack-1.txt").read_text()
-    assert [(call["call"], call["number"], call["state"]) for call in said["calls"]["the world"]] == [
+    assert [(call["call"], call["number"], call["state"]) for call in report["calls"]["the world"]] == [
         ("barrier", 1, "completed"), ("all_reduce", 2, "scheduled"),
     ]  # fmt: skip
 
@@ -175,8 +175,8 @@ def late(folder: Path) -> str:
 
 
 def test_collectives_time_out_after_the_first_step_and_the_late_rank_is_named(tmp_path: Path) -> None:
-    said, nothing = ranks(2, late, tmp_path)
-    assert "Timed out waiting 4000ms" in said
+    message, nothing = ranks(2, late, tmp_path)
+    assert "Timed out waiting 4000ms" in message
     assert nothing == ""
     left = [json.loads(path.read_text()) for path in tmp_path.glob("failure-0-*.json")]
     assert [facts["kind"] for facts in left] == ["timeout"]

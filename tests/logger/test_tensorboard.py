@@ -20,11 +20,11 @@ def events(folder: Path) -> list[tuple[int, str, float]]:
 
 
 def values(folder: Path) -> list[tuple[int, Any]]:
-    found = []
+    points = []
     for file in sorted(folder.glob("events.out.tfevents*")):
         for event in LegacyEventFileLoader(str(file)).Load():
-            found += [(event.step, value) for value in event.summary.value]
-    return found
+            points += [(event.step, value) for value in event.summary.value]
+    return points
 
 
 def test_every_scalar_is_read_back(tmp_path: Path) -> None:
@@ -63,10 +63,10 @@ def test_what_decides_the_run_is_its_hparams_and_secrets_are_not(tmp_path: Path)
         for _, value in values(tmp_path / "tensorboard")
         if value.tag.startswith("_hparams_")
     ]
-    told = HParamsPluginData.FromString(content).session_start_info.hparams
-    assert told["optim.lr"].number_value == 0.5 and told["batch.size"].number_value == made.batch.size
-    assert told["optim._target_"].string_value.startswith("dtrain.optim") and not any(
-        "checkpoint" in name or "_about_" in name for name in told
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["optim.lr"].number_value == 0.5 and hparams["batch.size"].number_value == made.batch.size
+    assert hparams["optim._target_"].string_value.startswith("dtrain.optim") and not any(
+        "checkpoint" in name or "_about_" in name for name in hparams
     )
 
 

@@ -80,11 +80,11 @@ def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) ->
         pipeline=pipeline,
     )
     runs, expected = resident(shape.ranks, run), reference(model)
-    got = joined(runs[:: shape.ranks // shape.pp]) if shape.pp > 1 else runs[0]
-    assert max(abs(here - there) for here, there in zip(got["losses"], expected["losses"], strict=True)) < 2e-6
+    result = joined(runs[:: shape.ranks // shape.pp]) if shape.pp > 1 else runs[0]
+    assert max(abs(here - there) for here, there in zip(result["losses"], expected["losses"], strict=True)) < 2e-6
     for name, values in expected["weights"].items():
-        assert torch.allclose(torch.tensor(got["weights"][name]), torch.tensor(values), atol=1e-5), name
-    assert got["gradients"].keys() == expected["gradients"].keys(), "what no sample reached has no gradient"
+        assert torch.allclose(torch.tensor(result["weights"][name]), torch.tensor(values), atol=1e-5), name
+    assert result["gradients"].keys() == expected["gradients"].keys(), "what no sample reached has no gradient"
 
 
 @pytest.mark.parametrize(("model", "strategy", "degrees", "microbatch"), FAST)

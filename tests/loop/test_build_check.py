@@ -13,7 +13,7 @@ from dtrain.precision import Precision
 FP32 = Precision()
 
 
-def found(**changed: Any) -> dict[str, Any]:
+def facts_of(**changed: Any) -> dict[str, Any]:
     facts = {
         "rank": 0,
         "holds": "shards",
@@ -28,12 +28,12 @@ def found(**changed: Any) -> dict[str, Any]:
 
 
 def test_what_fits_is_told() -> None:
-    told = judge(plan("data=synthetic", "strategy=fsdp", "devices=2"), [found(), found(rank=1)], FP32)
-    assert told["compute"] == "float32" and [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    verdict = judge(plan("data=synthetic", "strategy=fsdp", "devices=2"), [facts_of(), facts_of(rank=1)], FP32)
+    assert verdict["compute"] == "float32" and [rank["rank"] for rank in verdict["ranks"]] == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("words", "facts", "said"),
+    ("words", "facts", "message"),
     [
         (
             ("strategy=fsdp", "devices=2"),
@@ -63,14 +63,14 @@ def test_what_fits_is_told() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_ends_the_run(words: tuple[str, ...], facts: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_ends_the_run(words: tuple[str, ...], facts: dict[str, Any], message: str) -> None:
     with pytest.raises(DtrainError) as caught:
-        judge(plan("data=synthetic", *words), [found(**facts)], FP32)
-    assert "rank 0" in str(caught.value) and said in str(caught.value)
+        judge(plan("data=synthetic", *words), [facts_of(**facts)], FP32)
+    assert "rank 0" in str(caught.value) and message in str(caught.value)
 
 
 def test_types_are_held_against_the_precision_that_sets_them() -> None:
     lowered = Precision(param=torch.bfloat16, compute=torch.bfloat16)
     with pytest.raises(DtrainError, match="weights are float32, not bfloat16"):
-        judge(plan("data=synthetic"), [found(holds="copies", split={})], lowered)
-    judge(plan("data=synthetic"), [found(holds="copies", split={}, types=["float64"])], FP32)
+        judge(plan("data=synthetic"), [facts_of(holds="copies", split={})], lowered)
+    judge(plan("data=synthetic"), [facts_of(holds="copies", split={}, types=["float64"])], FP32)

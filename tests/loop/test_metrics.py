@@ -99,9 +99,9 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
 @pytest.mark.parametrize("every", [1, 4, 100])
 def test_every_step_has_a_row_of_sums_over_all_ranks(tmp_path: Path, every: int) -> None:
     on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, every)), dp_replicate=2)
-    found = rows(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
-    for row in found:
+    written = rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in written] == [1, 2, 3, 4, 5, 6]
+    for row in written:
         assert row["loss"] == pytest.approx(row["step"])
         assert row["accuracy"] == pytest.approx(1 / 11)
         assert (row["seen"], row["norm"], row["lr"], row["lr_head"]) == (8 * row["step"], 0.5 * row["step"], 0.1, 0.2)
@@ -139,7 +139,7 @@ def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
     zero, one = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 3, "Remembering")), dp_replicate=2)
     assert one == []
     assert zero[0] == ("built", str(tmp_path), 6)
-    assert [told[0] for told in zero[1:]] == ["note", 3, 6, "note", 6, "closed"]
+    assert [call[0] for call in zero[1:]] == ["note", 3, 6, "note", 6, "closed"]
     assert zero[2][1]["loss"] == pytest.approx(3)
     assert "step" not in zero[2][1]
     assert zero[5] == (6, {"eval_loss": 2.0})
@@ -151,7 +151,7 @@ def test_a_logger_that_fails_is_named_once_and_left_out(
 ) -> None:
     monkeypatch.setattr(Failing, "fails_in", where)
     zero, _ = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 1, "Failing", "Remembering")), dp_replicate=2)
-    assert [told[0] for told in zero if isinstance(told[0], int)] == [1, 2, 3, 4, 5, 6, 6], "the other goes on"
+    assert [call[0] for call in zero if isinstance(call[0], int)] == [1, 2, 3, 4, 5, 6, 6], "the other goes on"
     failed = [row for row in rows(tmp_path / "events.jsonl") if row["event"] == "logger_failed"]
     assert [(row["logger"], row["error"]) for row in failed] == [("Failing", "ConnectionError: no network")]
     assert len(rows(tmp_path / "metrics.jsonl")) == 6

@@ -90,9 +90,9 @@ def events(out: Path, name: str) -> list[dict[str, Any]]:
 
 
 def losses(out: Path) -> list[float]:
-    found = rows(out)
-    assert [row["step"] for row in found] == list(range(1, len(found) + 1)), "a row for every step, and none twice"
-    return [math.nan if row["loss"] is None else row["loss"] for row in found]
+    table = rows(out)
+    assert [row["step"] for row in table] == list(range(1, len(table) + 1)), "a row for every step, and none twice"
+    return [math.nan if row["loss"] is None else row["loss"] for row in table]
 
 
 MESHES = {
@@ -176,17 +176,17 @@ def test_the_run_goes_on_without_the_bad_samples(
 ) -> None:
     result = run(tmp_path / "out", f"on_spike={answer}", *MESHES[mesh], value=value)
     assert (result.status, result.step) == ("finished", STEPS)
-    found = losses(tmp_path / "out")
-    assert found[: BAD_STEP - 1] == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
-    assert found == pytest.approx(alone(answer, value), rel=2e-6, nan_ok=True)
+    values = losses(tmp_path / "out")
+    assert values[: BAD_STEP - 1] == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
+    assert values == pytest.approx(alone(answer, value), rel=2e-6, nan_ok=True)
     assert len(events(tmp_path / "out", "spike")) == 1
     seen = [row["seen"] for row in rows(tmp_path / "out")]
     if answer == "skip":
         assert seen == [step * BATCH for step in range(1, STEPS + 1)]
-        assert not found[BAD_STEP - 1] < 100 * max(clean), "the step's own row tells what was there"
+        assert not values[BAD_STEP - 1] < 100 * max(clean), "the step's own row tells what was there"
     else:
         assert seen == [step * BATCH for step in range(1, STEPS + 2) if step != BAD_STEP], "one batch was passed over"
-    assert max(found[BAD_STEP:]) <= max(clean)
+    assert max(values[BAD_STEP:]) <= max(clean)
 
 
 @pytest.mark.parametrize("answer", ["stop", "skip", "rewind"])

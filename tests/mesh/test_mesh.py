@@ -21,8 +21,8 @@ def talk(mesh: Mesh) -> dict[str, object]:
 
 
 def test_ranks_talk() -> None:
-    for rank, said in enumerate(on_mesh(talk, dp_replicate=3)):
-        assert said == {
+    for rank, answers in enumerate(on_mesh(talk, dp_replicate=3)):
+        assert answers == {
             "who": (rank, 3, rank, 3, "cpu"),
             "sum": [3.0, 3.0],
             "max": [2, 0],
@@ -31,22 +31,22 @@ def test_ranks_talk() -> None:
 
 
 def test_one_rank_talks_to_itself() -> None:
-    (said,) = on_mesh(talk, dp_shard=1)
-    assert said == {"who": (0, 1, 0, 1, "cpu"), "sum": [1.0, 0.0], "max": [0, 0], "gather": [{"rank": 0}]}
+    (answers,) = on_mesh(talk, dp_shard=1)
+    assert answers == {"who": (0, 1, 0, 1, "cpu"), "sum": [1.0, 0.0], "max": [0, 0], "gather": [{"rank": 0}]}
 
 
 def axes(mesh: Mesh) -> dict[str, list[int]]:
-    found = {name: mesh.axis(name).mesh.tolist() for name in ("dp_replicate", "dp_shard")}
+    neighbours = {name: mesh.axis(name).mesh.tolist() for name in ("dp_replicate", "dp_shard")}
     both = mesh.axis("dp_replicate", "dp_shard")
-    return {**found, "both": both.mesh.tolist(), "names": list(both.mesh_dim_names or ())}  # type: ignore[dict-item]
+    return {**neighbours, "both": both.mesh.tolist(), "names": list(both.mesh_dim_names or ())}  # type: ignore[dict-item]
 
 
 def test_inner_axes_are_neighbours() -> None:
-    for rank, found in enumerate(on_mesh(axes, dp_replicate=2, dp_shard=2)):
-        assert found["both"] == [[0, 1], [2, 3]]
-        assert found["names"] == ["dp_replicate", "dp_shard"]
-        assert found["dp_shard"] == ([0, 1] if rank < 2 else [2, 3])
-        assert found["dp_replicate"] == [rank % 2, rank % 2 + 2]
+    for rank, view in enumerate(on_mesh(axes, dp_replicate=2, dp_shard=2)):
+        assert view["both"] == [[0, 1], [2, 3]]
+        assert view["names"] == ["dp_replicate", "dp_shard"]
+        assert view["dp_shard"] == ([0, 1] if rank < 2 else [2, 3])
+        assert view["dp_replicate"] == [rank % 2, rank % 2 + 2]
 
 
 def views(mesh: Mesh) -> dict[str, Any]:
@@ -70,32 +70,32 @@ def alike(rank: int, world: int, *same: int) -> list[int]:
 
 def test_every_axis_is_a_group_of_those_that_differ_in_it_alone() -> None:
     """Outer to inner: pp, dp_shard, tp."""
-    for rank, found in enumerate(on_mesh(views, pp=2, dp_shard=2, tp=2)):
+    for rank, view in enumerate(on_mesh(views, pp=2, dp_shard=2, tp=2)):
         pp, dp, tp = rank >> 2, rank >> 1 & 1, rank & 1
-        assert found["coordinate"] == {"pp": pp, "dp_replicate": 0, "dp_shard": dp, "cp": 0, "tp": tp}
-        assert found["data"] == (dp, 2, 2)
-        assert found["groups"] == {
+        assert view["coordinate"] == {"pp": pp, "dp_replicate": 0, "dp_shard": dp, "cp": 0, "tp": tp}
+        assert view["data"] == (dp, 2, 2)
+        assert view["groups"] == {
             "pp": alike(rank, 8, 1, 2),
             "cp": [rank],
             "tp": alike(rank, 8, 0, 1),
             "batch": alike(rank, 8, 0, 2),
         }
-        assert found["sum"] == sum(2.0**other for other in alike(rank, 8, 0, 2)), (
+        assert view["sum"] == sum(2.0**other for other in alike(rank, 8, 0, 2)), (
             "over the batch of its stage, once for what tp holds alike"
         )
-        assert found["stages"] == sum(2.0**other for other in alike(rank, 8, 1, 2))
+        assert view["stages"] == sum(2.0**other for other in alike(rank, 8, 1, 2))
 
 
 def test_ranks_of_a_sequence_see_the_same_samples_and_share_their_gradients() -> None:
-    for rank, found in enumerate(on_mesh(views, dp_replicate=2, cp=2)):
-        assert found["data"] == (rank // 2, 2, 4)
-        assert found["groups"] == {
+    for rank, view in enumerate(on_mesh(views, dp_replicate=2, cp=2)):
+        assert view["data"] == (rank // 2, 2, 4)
+        assert view["groups"] == {
             "pp": [rank],
             "cp": [rank // 2 * 2, rank // 2 * 2 + 1],
             "tp": [rank],
             "batch": [0, 1, 2, 3],
         }
-        assert (found["sum"], found["stages"]) == (15.0, 2.0**rank)
+        assert (view["sum"], view["stages"]) == (15.0, 2.0**rank)
 
 
 def places(mesh: Mesh) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def places(mesh: Mesh) -> dict[str, Any]:
 
 
 def test_experts_are_shared_out_over_neighbours_and_cp_holds_shards() -> None:
-    for rank, found in enumerate(on_mesh(places, dp_shard=2, cp=2, ep=2)):
-        assert found["stored"] == [0, 1, 2, 3]
-        assert found["experts"] == [rank // 2 * 2, rank // 2 * 2 + 1]
-        assert found["copies"] == [rank % 2, rank % 2 + 2]
-        assert found["replica_coords"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}
+    for rank, view in enumerate(on_mesh(places, dp_shard=2, cp=2, ep=2)):
+        assert view["stored"] == [0, 1, 2, 3]
+        assert view["experts"] == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert view["copies"] == [rank % 2, rank % 2 + 2]
+        assert view["replica_coords"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}
 
 
 VALUES = [None, "a much longer text, not ASCII: \u00fc \udcff", {"a": [1, 2.5, True], "b": {}}, ""]
@@ -125,8 +125,8 @@ def gathered(mesh: Mesh) -> list[Any]:
 
 def test_values_of_any_length_cross_as_text() -> None:
     """Ranks of tests refuse to unpickle."""
-    for found in on_mesh(gathered, dp_shard=2):
-        assert found == [[VALUES[number], VALUES[(number + 1) % 4]] for number in range(4)]
+    for received in on_mesh(gathered, dp_shard=2):
+        assert received == [[VALUES[number], VALUES[(number + 1) % 4]] for number in range(4)]
 
 
 def refused(mesh: Mesh) -> str:

@@ -71,11 +71,11 @@ def test_it_is_the_weighted_sum_over_the_chosen_experts(active: int, shared: int
     layer = mixture(active=active, shared=shared)
     layer.bias.copy_(torch.linspace(-0.1, 0.1, EXPERTS))
     x, again = states(3, 7), states(3, 7)
-    got, expected = layer(x), naive(layer, again)
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+    output, expected = layer(x), naive(layer, again)
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
     weights = list(layer.parameters())
-    wanted = torch.autograd.grad(expected.square().sum(), [again, *weights])
-    for mine, theirs in zip(torch.autograd.grad(got.square().sum(), [x, *weights]), wanted, strict=True):
+    gradients = torch.autograd.grad(expected.square().sum(), [again, *weights])
+    for mine, theirs in zip(torch.autograd.grad(output.square().sum(), [x, *weights]), gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6 * max(1.0, theirs.abs().max().item()))
 
 
@@ -166,12 +166,12 @@ def test_under_autocast_experts_are_multiplied_in_bf16_and_routed_in_fp32() -> N
     x = torch.randn(3, 7, 16, generator=generator())
     expected, (_, chosen) = layer(x), layer.route(x.flatten(0, 1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = layer(x)
+        output = layer(x)
         weights, again = layer.route(x.flatten(0, 1))
-    assert got.dtype == torch.bfloat16 and weights.dtype == torch.float32
+    assert output.dtype == torch.bfloat16 and weights.dtype == torch.float32
     assert torch.equal(again, chosen)
-    torch.testing.assert_close(got.float(), expected, rtol=0, atol=3e-2 * expected.abs().max().item())
-    got.float().square().sum().backward()
+    torch.testing.assert_close(output.float(), expected, rtol=0, atol=3e-2 * expected.abs().max().item())
+    output.float().square().sum().backward()
     assert all(
         weight.grad is not None and weight.grad.dtype == torch.float32 and weight.grad.isfinite().all()
         for weight in layer.parameters()
@@ -183,11 +183,11 @@ def test_grouped_products_are_the_products_one_by_one(load: list[int]) -> None:
     x = torch.randn(8, 16, generator=generator()).bfloat16().requires_grad_()
     weight = torch.randn(3, 24, 16, generator=generator()).bfloat16().requires_grad_()
     expected = torch.cat([rows @ one.T for rows, one in zip(x.split(load), weight, strict=True)])
-    got = by_expert(x, torch.tensor(load), weight)(x, weight)
-    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+    output = by_expert(x, torch.tensor(load), weight)(x, weight)
+    torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-2)
     upstream = torch.randn(8, 24, generator=generator()).bfloat16()
     for mine, theirs in zip(
-        torch.autograd.grad(got, (x, weight), upstream),
+        torch.autograd.grad(output, (x, weight), upstream),
         torch.autograd.grad(expected, (x, weight), upstream),
         strict=True,
     ):
@@ -199,10 +199,10 @@ def test_products_inside_of_a_graph_are_those_outside_bit_for_bit(load: list[int
     x, upstream = (torch.randn(8, width, generator=generator()) for width in (9, 5))
     weight = torch.randn(3, 5, 9, generator=generator()).requires_grad_()
     x.requires_grad_()
-    expected, got = by_expert(x, torch.tensor(load), weight)(x, weight), one_by_one(x, torch.tensor(load), weight)
-    assert torch.equal(got, expected)
+    expected, output = by_expert(x, torch.tensor(load), weight)(x, weight), one_by_one(x, torch.tensor(load), weight)
+    assert torch.equal(output, expected)
     for mine, theirs in zip(
-        torch.autograd.grad(got, (x, weight), upstream),
+        torch.autograd.grad(output, (x, weight), upstream),
         torch.autograd.grad(expected, (x, weight), upstream),
         strict=True,
     ):

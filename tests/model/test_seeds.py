@@ -57,9 +57,9 @@ def on(strategy: str, seed: int, **degrees: int) -> dict[str, list[float]]:
         with mesh_of(**degrees) as mesh:
             return weights(mesh, part, seed)
 
-    found = ranks(max(degrees.values(), default=1), rank)
-    assert all(each == found[0] for each in found)
-    return found[0]
+    answers = ranks(max(degrees.values(), default=1), rank)
+    assert all(each == answers[0] for each in answers)
+    return answers[0]
 
 
 def test_every_mesh_begins_with_the_same_weights() -> None:
@@ -95,7 +95,7 @@ def test_weights_are_the_same_bit_for_bit_however_many_threads_fill_them(monkeyp
         monkeypatch.setattr(seeds, "AHEAD", ahead)
         model = construct(PARTS["model"] | {"layers": 5}, facts={"vocab": 13}, seed=0).to_empty(device="cpu")
         drawn = model.init_weight
-        model.init_weight = lambda *given, drawn=drawn: (threads.add(threading.get_ident()), drawn(*given))  # type: ignore[assignment]
+        model.init_weight = lambda *arguments, drawn=drawn: (threads.add(threading.get_ident()), drawn(*arguments))  # type: ignore[assignment]
         seeds.fill(model, 5)
         made.append(dict(model.named_parameters()))
     assert all(torch.equal(weight, other[name]) for other in made for name, weight in made[0].items())

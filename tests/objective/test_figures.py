@@ -92,7 +92,7 @@ def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         ({"f1": "0.5 or so"}, "'f1' as a str, '0.5 or so'"),
         ({"f1": None}, "'f1' as a NoneType"),
@@ -100,13 +100,13 @@ def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
         ({1: 0.5}, "1 as a float"),
     ],
 )
-def test_a_figure_that_is_no_number_is_named(own: dict[Any, Any], said: str) -> None:
+def test_a_figure_that_is_no_number_is_named(own: dict[Any, Any], message: str) -> None:
     class Odd(Classification):
         def figures(self, sums: Any, count: float) -> Any:
             return own
 
     with pytest.raises(
-        WordsError, match=f"objective Odd: its figures returned {said}.*Let it return a dict of numbers by name"
+        WordsError, match=f"objective Odd: its figures returned {message}.*Let it return a dict of numbers by name"
     ):
         figures(Odd(), {"loss": []}, [1.0], 10)
 
@@ -123,7 +123,7 @@ class Counting(Classification):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "message"),
     [
         ({"f1": 1.0}, "'f1' is a float"),
         ({"f1": None}, "'f1' is a NoneType"),
@@ -135,8 +135,8 @@ class Counting(Classification):
         ),
     ],
 )
-def test_what_is_no_metric_or_would_hide_a_column_is_told(metrics: dict[Any, Any], said: str) -> None:
-    with pytest.raises(WordsError, match=f"objective Counting: its metric {said}"):
+def test_what_is_no_metric_or_would_hide_a_column_is_told(metrics: dict[Any, Any], message: str) -> None:
+    with pytest.raises(WordsError, match=f"objective Counting: its metric {message}"):
         loss_of(Counting(metrics), None, {})
 
 
@@ -159,7 +159,7 @@ def test_a_figure_is_held_out_by_its_place_and_not_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("_target_=wrong_parts.OnOneRank strategy=ddp devices=2", "on all ranks: seldom"),
         ("_target_=wrong_parts.InSomeBatches devices=1 microbatch=4", "in all batches: seldom missing and"),
@@ -169,17 +169,17 @@ def test_a_figure_is_held_out_by_its_place_and_not_by_its_name() -> None:
         ),
     ],
 )
-def test_sums_that_are_not_the_same_everywhere_are_named(words: str, said: str, tmp_path: Path) -> None:
+def test_sums_that_are_not_the_same_everywhere_are_named(words: str, message: str, tmp_path: Path) -> None:
     """Summed as they come, they would be added to others, or end a collective."""
     plan = plan_of(tmp_path / "run", *WORDS, *OWN[1:], "trust=[wrong_parts]", *f"objective.{words}".split())
-    with pytest.raises(RankFailed, match=f"names or shapes of its sums are not the same {said}"):
+    with pytest.raises(RankFailed, match=f"names or shapes of its sums are not the same {message}"):
         resident(plan.world, train, plan)
 
 
 def test_a_loss_of_the_model_that_is_called_loss_stands_beside_ours() -> None:
     ours, theirs = torch.tensor(8.0), torch.tensor(2.0)
-    found = add_losses(Loss(ours), {"loss": theirs}, {"loss": 0.5}, 4)
-    assert found.sum == 12.0 and found.metrics == {"model_loss": 8.0}
+    total = add_losses(Loss(ours), {"loss": theirs}, {"loss": 0.5}, 4)
+    assert total.sum == 12.0 and total.metrics == {"model_loss": 8.0}
     assert figures(NextToken(losses={"loss": 0.5}), {"loss": [], "model_loss": []}, [12.0, 8.0], 4)[
         "perplexity"
     ] == pytest.approx(math.exp(2.0))
@@ -187,8 +187,8 @@ def test_a_loss_of_the_model_that_is_called_loss_stands_beside_ours() -> None:
 
 def test_perplexity_is_of_the_cross_entropy_alone() -> None:
     objective = NextToken(losses={"aux_loss": 0.5})
-    found = figures(objective, {"loss": [], "aux_loss": []}, [8.0, 4.0], 3)
-    assert found == {"loss": 8 / 3, "aux_loss": 4 / 3, "perplexity": pytest.approx(math.exp(2.0))}
+    values = figures(objective, {"loss": [], "aux_loss": []}, [8.0, 4.0], 3)
+    assert values == {"loss": 8 / 3, "aux_loss": 4 / 3, "perplexity": pytest.approx(math.exp(2.0))}
     assert math.isfinite(figures(NextToken(), {"loss": []}, [1e9], 1)["perplexity"])
     assert math.isnan(figures(NextToken(), {"loss": []}, [math.nan], 1)["perplexity"])
 
@@ -203,12 +203,12 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
     result = resident(2, train, plan)[0]
     assert result.metrics["eval_weight"] == 50 and result.metrics["eval_loss"] > 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    heard = [
+    evaluations = [
         (event["step"], sorted(key for key in event if key.startswith("eval_")))
         for event in events
         if event["event"] == "evaluated"
     ]
-    assert heard == [
+    assert evaluations == [
         (2, ["eval_weight"]),
         (3, ["eval_accuracy", "eval_loss"]),
         (4, ["eval_weight"]),

@@ -64,11 +64,13 @@ def test_the_first_loss_is_that_of_the_models_own_trainer() -> None:
 
 
 @pytest.mark.parametrize("words", ["strategy=ddp devices=2", "strategy=fsdp devices=2", "strategy=zero1 devices=2"])
-@pytest.mark.parametrize("said", [ROUTED, OWN])
-def test_a_routers_loss_is_the_same_on_every_mesh_with_that_microbatch(said: str, words: str) -> None:
-    together = f"{said} objective.together=2"
-    found = worst(run(MIXTRAL, f"{together} {words}", steps=3), run(MIXTRAL, f"{together} devices=1", steps=3))
-    assert found["losses"] < 2e-6 and found["gradients"] < 2e-6 and found["weights"] < 1e-4, found
+@pytest.mark.parametrize("objective", [ROUTED, OWN])
+def test_a_routers_loss_is_the_same_on_every_mesh_with_that_microbatch(objective: str, words: str) -> None:
+    together = f"{objective} objective.together=2"
+    differences = worst(run(MIXTRAL, f"{together} {words}", steps=3), run(MIXTRAL, f"{together} devices=1", steps=3))
+    assert differences["losses"] < 2e-6 and differences["gradients"] < 2e-6 and differences["weights"] < 1e-4, (
+        differences
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,11 +84,11 @@ def test_a_routers_loss_is_the_same_on_every_mesh_with_that_microbatch(said: str
     ],
 )
 def test_shifted_targets_give_the_loss_of_hugging_face_on_every_mesh(words: str) -> None:
-    said = "objective=next_token data.shift=true"
-    here, there = run(LLAMA, f"{said} {words}", steps=2), run(LLAMA, f"{said} devices=1", steps=2)
+    objective = "objective=next_token data.shift=true"
+    here, there = run(LLAMA, f"{objective} {words}", steps=2), run(LLAMA, f"{objective} devices=1", steps=2)
     assert abs(there["losses"][0] - by_hand(f"{LLAMA} {OWN}")) < 2e-6
-    found = worst(here, there)
-    assert found["losses"] < 2e-6 and found["gradients"] < 2e-6, found
+    differences = worst(here, there)
+    assert differences["losses"] < 2e-6 and differences["gradients"] < 2e-6, differences
 
 
 def test_targets_that_are_the_inputs_are_refused_with_the_word_that_shifts() -> None:
@@ -114,9 +116,11 @@ def test_a_weight_for_a_loss_that_is_not_there_is_refused() -> None:
 
 def test_a_model_may_return_its_loss_alone() -> None:
     model = "model._target_=invariance.zoo.Judge data=synthetic data.task=classification trust=[invariance]"
-    said = "objective=own objective.labels=y objective.together=2"
-    found = worst(run(model, f"{said} strategy=ddp devices=2", steps=3), run(model, f"{said} devices=1", steps=3))
-    assert found["losses"] < 2e-6, found
+    objective = "objective=own objective.labels=y objective.together=2"
+    differences = worst(
+        run(model, f"{objective} strategy=ddp devices=2", steps=3), run(model, f"{objective} devices=1", steps=3)
+    )
+    assert differences["losses"] < 2e-6, differences
 
 
 @pytest.mark.parametrize(

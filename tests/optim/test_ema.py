@@ -76,14 +76,14 @@ def averaged(mesh: Mesh, strategy: Any) -> dict[str, torch.Tensor]:
 def test_it_is_the_average_of_a_plain_loop(mesh: str) -> None:
     degrees, strategy = MESHES[mesh]
     expected = by_hand()
-    found = {
+    average = {
         name: value
         for rank in on_resident_mesh(partial(averaged, strategy=strategy), **degrees)
         for name, value in rank.items()
     }
-    assert found.keys() == expected.keys()
+    assert average.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(average[name], value, rtol=1e-6, atol=1e-7)
 
 
 def test_it_starts_as_the_weights_and_is_no_second_name_of_them() -> None:
@@ -157,11 +157,11 @@ def measured(mesh: Mesh, strategy: Any) -> tuple[dict[str, float], dict[str, flo
     moved(model, 2)
     ema.update()
     options: dict[str, Any] = {"precision": precision, "samples": 20, "microbatch": 4}
-    found = measure(wrapped, source, objective, mesh, ema=ema, **options)
+    figures = measure(wrapped, source, objective, mesh, ema=ema, **options)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             local(parameter).copy_(local(ema.averages[name]))
-    return found, evaluate(wrapped, source, objective, mesh, **options), wrapped.training
+    return figures, evaluate(wrapped, source, objective, mesh, **options), wrapped.training
 
 
 @pytest.mark.parametrize("mesh", ["ddp", "fsdp", "tp", "pp"])
@@ -170,8 +170,8 @@ def test_evaluation_tells_the_loss_of_the_average_too(mesh: str) -> None:
     assert expected["eval_ema_loss"] == pytest.approx(averages["eval_loss"], rel=1e-6)
     assert abs(expected["eval_ema_loss"] - expected["eval_loss"]) > 1e-3
     degrees, strategy = MESHES[mesh]
-    for found, _, training in on_resident_mesh(partial(measured, strategy=strategy), **degrees):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for figures, _, training in on_resident_mesh(partial(measured, strategy=strategy), **degrees):
+        assert figures == pytest.approx(expected, rel=1e-5)
         assert training
 
 
@@ -199,9 +199,11 @@ def run(out: Path, *words: str) -> Any:
 
 def averages(out: Path) -> dict[str, torch.Tensor]:
     url, commit = find(str(out))
-    found = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")}
-    Reading(url, commit, found).fill()
-    return found
+    average = {
+        name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")
+    }
+    Reading(url, commit, average).fill()
+    return average
 
 
 def test_a_stopped_run_goes_on_with_its_average_on_another_mesh(tmp_path: Path) -> None:
@@ -210,12 +212,12 @@ def test_a_stopped_run_goes_on_with_its_average_on_another_mesh(tmp_path: Path) 
     parts = run(tmp_path / "parts", "devices=2", "mesh.tp=2")
     assert parts.metrics["eval_ema_loss"] == pytest.approx(whole.metrics["eval_ema_loss"], rel=1e-5)
     assert whole.metrics["eval_ema_loss"] != pytest.approx(whole.metrics["eval_loss"], rel=1e-5)
-    expected, found = averages(tmp_path / "whole"), averages(tmp_path / "parts")
-    assert expected.keys() == found.keys() != set()
+    expected, average = averages(tmp_path / "whole"), averages(tmp_path / "parts")
+    assert expected.keys() == average.keys() != set()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4 * value.abs().max().item())
-    told = [json.loads(line) for line in (tmp_path / "whole" / "events.jsonl").read_text().splitlines()]
-    assert any("eval_ema_loss" in row for row in told), "it stands in the journal"
+        torch.testing.assert_close(average[name], value, rtol=0, atol=1e-4 * value.abs().max().item())
+    events = [json.loads(line) for line in (tmp_path / "whole" / "events.jsonl").read_text().splitlines()]
+    assert any("eval_ema_loss" in row for row in events), "it stands in the journal"
 
 
 def test_a_step_that_the_device_leaves_out_is_not_averaged() -> None:

@@ -43,8 +43,8 @@ def test_the_last_layer_and_biases_are_left_to_adamw() -> None:
 
 def test_every_weight_is_in_exactly_one_group() -> None:
     model = small_gpt(tied=False)
-    held = [id(p) for group in build(model=model, **ARGUMENTS).param_groups for p in group["params"]]
-    assert sorted(held) == sorted(map(id, model.parameters()))
+    members = [id(p) for group in build(model=model, **ARGUMENTS).param_groups for p in group["params"]]
+    assert sorted(members) == sorted(map(id, model.parameters()))
 
 
 def test_the_rest_may_have_a_learning_rate_of_its_own() -> None:

@@ -98,7 +98,7 @@ def of_heads(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 def worst(mesh: Mesh, method: str, cases: list[tuple[bool, int, int, torch.dtype, float | None]]) -> dict[str, float]:
     """Per case and tensor, how far output and gradients of this rank's part are from those of the whole sequence."""
-    context, found = context_of(mesh, method), {}
+    context, differences = context_of(mesh, method), {}
     for causal, H, K, dtype, scale in cases:
         B, c, D = 2, 3, 5
         T = 2 * mesh.shape.cp * c
@@ -115,11 +115,11 @@ def worst(mesh: Mesh, method: str, cases: list[tuple[bool, int, int, torch.dtype
         mine = context.attention(*parts, is_causal=causal, scale=scale, enable_gqa=H != K)
         (mine * weight[:, :, where]).sum().backward()
         case = f"{causal=} {H=} {K=} {dtype}"
-        found[f"{case} out"] = far(mine, out[:, :, where])
+        differences[f"{case} out"] = far(mine, out[:, :, where])
         for name, part, x in zip("qkv", parts, whole, strict=True):
             assert part.grad is not None and x.grad is not None
-            found[f"{case} d{name}"] = far(part.grad, x.grad[:, :, where])
-    return found
+            differences[f"{case} d{name}"] = far(part.grad, x.grad[:, :, where])
+    return differences
 
 
 def in_a_mode(mesh: Mesh, method: str) -> float:
@@ -143,16 +143,16 @@ def test_attention_and_gradients_are_those_of_the_whole_sequence(method: str, cp
     heads = [(4, 4), (4, 2), (8, 1)]
     cases = [(causal, H, K, torch.float32, None) for causal, (H, K) in product((True, False), heads)]
     cases += [(True, 4, 2, torch.float64, 0.3)]
-    for found in on_resident_mesh(partial(worst, method=method, cases=cases), cp=cp):
-        for case, distance in found.items():
+    for differences in on_resident_mesh(partial(worst, method=method, cases=cases), cp=cp):
+        for case, distance in differences.items():
             assert distance < (1e-14 if "float64" in case else 2e-6), (case, distance)
 
 
 def test_rows_in_tiles_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "ROWS", 4)
     cases = [(causal, 4, 2, torch.float32, None) for causal in (True, False)]
-    for found in on_mesh(partial(worst, method="ring", cases=cases), cp=2):
-        assert max(found.values()) < 2e-6
+    for differences in on_mesh(partial(worst, method="ring", cases=cases), cp=2):
+        assert max(differences.values()) < 2e-6
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -165,8 +165,8 @@ def test_blocks_by_the_flash_kernel_give_the_same(cp: int, monkeypatch: pytest.M
         for H, K in ((4, 4), (4, 2))
         for dtype in (torch.float32, torch.bfloat16)
     ]
-    for found in on_mesh(partial(worst, method="ring", cases=cases), cp=cp):
-        for case, distance in found.items():
+    for differences in on_mesh(partial(worst, method="ring", cases=cases), cp=cp):
+        for case, distance in differences.items():
             assert distance < (2e-2 if "bfloat16" in case else 2e-6), (case, distance)
 
 
@@ -228,8 +228,8 @@ def test_the_ranks_of_a_gpt_sum_to_one_process(method: str, run: Any) -> None:
     expected.backward()
     for loss, gradients in on_resident_mesh(partial(partial_sums, method=method, run=run), cp=2):
         assert far(loss, expected) < 1e-6
-        for found, parameter in zip(gradients, model.parameters(), strict=True):
-            assert parameter.grad is not None and far(found, parameter.grad) < 5e-6
+        for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+            assert parameter.grad is not None and far(gradient, parameter.grad) < 5e-6
 
 
 def test_under_autocast_it_computes_in_the_lower_precision() -> None:
@@ -295,15 +295,15 @@ def test_every_way_to_call_the_function_is_seen(method: str, model: nn.Module) -
         whole = of_heads(2, 2, 8, 4, seed=0, dtype=torch.float32).requires_grad_()
         part = whole.detach()[:, :, where].requires_grad_()
         with context.active():
-            found = model(part)
-            found.square().sum().backward()
+            output = model(part)
+            output.square().sum().backward()
             with torch.inference_mode():
                 again = model(part)
         expected = model(whole)
         expected.square().sum().backward()
         assert whole.grad is not None and part.grad is not None
         return max(
-            far(found, expected[:, :, where]),
+            far(output, expected[:, :, where]),
             far(again, expected[:, :, where]),
             far(part.grad, whole.grad[:, :, where]),
         )
@@ -321,8 +321,8 @@ def test_torchs_own_module_sees_the_whole_sequence_in_evaluation_too() -> None:
         context, x = context_of(mesh, "ring"), of_heads(1, 2, 8, 4, seed=0, dtype=torch.float32)[0]
         where = context.position_ids(8)[0]
         with context.active():
-            found = module(x[:, where], x[:, where], x[:, where], need_weights=False)[0]
-        return far(found, module(x, x, x, need_weights=False)[0][:, where])
+            output = module(x[:, where], x[:, where], x[:, where], need_weights=False)[0]
+        return far(output, module(x, x, x, need_weights=False)[0][:, where])
 
     assert max(on_mesh(work, cp=2)) < 2e-6
 
@@ -352,8 +352,8 @@ def test_what_is_compiled_has_to_call_it_by_its_name() -> None:
         compiled, whole, where = torch.compile(model, backend="eager"), tokens(2, 8), context.position_ids(8)
         expected = compiled(whole)
         with context.active():
-            found = compiled(context.split({"inputs": whole})["inputs"], position_ids=where)
-        return far(found, expected[:, where[0]])
+            output = compiled(context.split({"inputs": whole})["inputs"], position_ids=where)
+        return far(output, expected[:, where[0]])
 
     assert max(on_mesh(work, cp=2)) < 2e-6
 
@@ -394,9 +394,9 @@ def _with_group(mesh: Mesh, contexts: tuple[Context, ...], work: Callable[[], No
     ],
 )
 def test_a_call_that_cannot_be_split_is_refused(changed: dict[str, Any], says: str) -> None:
-    given = {name: torch.ones(1, 2, 4, 4) for name in ("query", "key", "value")}
+    tensors = {name: torch.ones(1, 2, 4, 4) for name in ("query", "key", "value")}
     with pytest.raises(WordsError, match=says):
-        alone().attention(**given | changed)
+        alone().attention(**tensors | changed)
 
 
 def test_ulysses_needs_heads_that_divide() -> None:
@@ -427,8 +427,8 @@ def split_logits(mesh: Mesh, model: nn.Module, method: str, **words: Any) -> flo
     assert far(model(whole, **words).logits, expected) == 0
     part = context.split({"inputs": whole})["inputs"]
     with context.active():
-        found = model(part, position_ids=context.position_ids(12), **words).logits
-    return far(found, expected[:, context.position_ids(12)[0]])
+        logits = model(part, position_ids=context.position_ids(12), **words).logits
+    return far(logits, expected[:, context.position_ids(12)[0]])
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,8 @@ def part_of_values(mesh: Mesh) -> tuple[Tensor, Tensor, bool]:
 
 
 def test_a_model_that_has_values_keeps_its_part_of_them() -> None:
-    for expected, got, trained in on_experts(part_of_values, dp_shard=2, ep=2):
-        assert torch.equal(got, expected)
+    for expected, values, trained in on_experts(part_of_values, dp_shard=2, ep=2):
+        assert torch.equal(values, expected)
         assert not trained, "what was frozen stays so"
 
 

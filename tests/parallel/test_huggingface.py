@@ -85,8 +85,8 @@ MODELS = {
 )  # fmt: skip
 def test_two_ranks_are_one_process(name: str, words: str) -> None:
     words = words if "devices" in words else f"{words} devices=2"
-    found = worst(run(MODELS[name], words, steps=3), reference(MODELS[name], 3))
-    assert found["losses"] <= 2e-6 and found["gradients"] <= 2e-6, (words, found)
+    differences = worst(run(MODELS[name], words, steps=3), reference(MODELS[name], 3))
+    assert differences["losses"] <= 2e-6 and differences["gradients"] <= 2e-6, (words, differences)
 
 
 @pytest.mark.parametrize(

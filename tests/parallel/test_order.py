@@ -66,8 +66,8 @@ def test_any_model_begins_the_same_on_every_mesh(target: str, layout: str) -> No
     strategy, degrees = LAYOUTS["single"]
     ((expected, weights),) = on_resident_mesh(partial(outputs, target=target, strategy=strategy), **degrees)
     strategy, degrees = LAYOUTS[layout]
-    for found, theirs in on_resident_mesh(partial(outputs, target=target, strategy=strategy), **degrees):
-        assert found == pytest.approx(expected, rel=1e-6)
+    for first, theirs in on_resident_mesh(partial(outputs, target=target, strategy=strategy), **degrees):
+        assert first == pytest.approx(expected, rel=1e-6)
         assert theirs == weights
 
 

@@ -37,10 +37,10 @@ def reference(uneven: bool) -> Any:
     return resident(1, partial(few_steps, parts, {}, microbatch=8, steps=2))[0]
 
 
-def same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
+def same_gradients(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert gradients.keys() == expected.keys()
     for name, values in expected.items():
-        here, there = torch.tensor(found[name]), torch.tensor(values)
+        here, there = torch.tensor(gradients[name]), torch.tensor(values)
         torch.testing.assert_close(
             here, there, rtol=0, atol=1e-5 * there.abs().max().item(), msg=lambda text, name=name: f"{name}: {text}"
         )
@@ -110,12 +110,12 @@ def called(mesh: Mesh, word: str) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("word", ["1f1b", "interleaved_1f1b", "zbv"])
 def test_called_it_is_the_whole_model_on_every_rank(word: str) -> None:
     whole = small_gpt(layers=4)
-    held = []
+    sizes = []
     for logits, here in on_resident_mesh(partial(called, word=word), pp=2):
         torch.testing.assert_close(logits, whole(tokens(3, 6)).detach(), rtol=0, atol=0)
-        held.append(here)
-    assert sum(held) == sum(parameter.numel() for parameter in whole.parameters())
-    assert max(held) < 0.7 * sum(held)
+        sizes.append(here)
+    assert sum(sizes) == sum(parameter.numel() for parameter in whole.parameters())
+    assert max(sizes) < 0.7 * sum(sizes)
 
 
 class Named(nn.Module):
@@ -202,11 +202,11 @@ def test_every_stage_is_given_the_other_inputs_of_its_microbatch() -> None:
     (first, nowhere, _), (second, seen, after) = on_resident_mesh(partial(stepped, word="1f1b"), pp=2)
     assert (nowhere, sorted(seen)) == ([], [0, 1, 2]), "the loss is where the last stage is, once for each microbatch"
     assert torch.allclose(after, model(ids[0], scale[0])["logits"], atol=1e-6), "it can be called after a step"
-    found = first | second
-    assert found.keys() == expected.keys()
+    gradients = first | second
+    assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(
-            found[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            gradients[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -304,13 +304,13 @@ def refusal(mesh: Mesh, model: type[nn.Module], x: Tensor) -> str:
 
 
 def test_a_model_that_changes_what_flows_is_refused() -> None:
-    for said in on_resident_mesh(partial(refusal, model=Loud, x=torch.ones(2, 4)), pp=2):
-        assert "Loud changes hidden states outside of the modules of its table" in said
+    for message in on_resident_mesh(partial(refusal, model=Loud, x=torch.ones(2, 4)), pp=2):
+        assert "Loud changes hidden states outside of the modules of its table" in message
 
 
 def test_a_cut_that_does_not_fit_is_told_as_one() -> None:
-    said = ranks(2, lambda: _rank_1(Crossed, torch.ones(2, 3, 4)))[1]
-    assert "stage 1 of Crossed fails on the output of stage 0" in said
+    message = ranks(2, lambda: _rank_1(Crossed, torch.ones(2, 3, 4)))[1]
+    assert "stage 1 of Crossed fails on the output of stage 0" in message
 
 
 def _rank_1(model: type[nn.Module], x: Tensor) -> str:

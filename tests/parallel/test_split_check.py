@@ -249,10 +249,10 @@ def test_of_hugging_face_attention_goes_through_and_other_mixers_are_named() -> 
         return [every(mesh, made, precision=precision) for precision in (fp32.build(), bf16.build())]
 
     for runs in on_mesh(work, cp=2):
-        for found in runs:
-            assert found["Llama"] == found["Mixtral"] == ""
-            assert "mesh.cp=2: model.layers.0.conv (Lfm2ShortConv)" in found["Lfm2"]
-            assert "mesh.cp=2: model.layers.0.mamba (FalconH1Mixer)" in found["FalconH1"]
+        for sentences in runs:
+            assert sentences["Llama"] == sentences["Mixtral"] == ""
+            assert "mesh.cp=2: model.layers.0.conv (Lfm2ShortConv)" in sentences["Lfm2"]
+            assert "mesh.cp=2: model.layers.0.mamba (FalconH1Mixer)" in sentences["FalconH1"]
 
 
 @pytest.mark.parametrize("degrees", [{"cp": 2, "dp_shard": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "pp": 2}], ids=str)
@@ -260,7 +260,7 @@ def test_beside_other_axes_the_model_of_the_house_goes_through(degrees: dict[str
     """And a module that looks along the sequence is named as in the user's own model, on all ranks alike."""
 
     def work(mesh: Mesh) -> tuple[str, str]:
-        found = []
+        sentences = []
         for broken in (False, True):
             model = small_gpt(heads=4, width=16, kv_heads=2)
             if broken:
@@ -268,14 +268,14 @@ def test_beside_other_axes_the_model_of_the_house_goes_through(degrees: dict[str
             strategy = FSDP(reshard="forward", offload="none") if "dp_shard" in degrees else DDP(bucket_mb=25)
             shape = PipelineShape("gpipe") if "pp" in degrees else None
             tensors = {"sequence": "whole", "loss": "split"}
-            found.append(
+            sentences.append(
                 said(
                     mesh,
                     parallelize(model, mesh, strategy, precision=fp32.build(), seed=0, pipeline=shape, tensors=tensors),
                     rows=2,
                 )
             )
-        return found[0], found[1]
+        return sentences[0], sentences[1]
 
     answers = on_mesh(work, **degrees)
     assert {good for good, _ in answers} == {""}

@@ -69,10 +69,10 @@ def heaviest(widths: Sequence[int], counts: Sequence[int]) -> int:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_by_cost_the_heaviest_stage_is_as_light_as_can_be(widths: tuple[int, ...], stages: int) -> None:
     """Against every way to cut."""
-    found = blocks(cut(Sized(*widths), stages, "cost"))
+    parts = blocks(cut(Sized(*widths), stages, "cost"))
     ways = [(0, *inner, len(widths)) for inner in combinations(range(1, len(widths)), stages - 1)]
     best = min(heaviest(widths, [b - a for a, b in pairwise(way)]) for way in ways)
-    assert heaviest(widths, found) == best
+    assert heaviest(widths, parts) == best
 
 
 def test_an_embedding_costs_nothing_but_a_head_does() -> None:

@@ -160,15 +160,15 @@ def outcome(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What comes out, and what this rank has of each gradient: all of it where the weight is whole."""
     out = model(x)
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
-    found = {"": out.detach()}
+    values = {"": out.detach()}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, name
         if isinstance(gradient, DTensor):
             whole = all(isinstance(place, Replicate) for place in gradient.placements)
             gradient = gradient.to_local() if whole else gradient.full_tensor()
-        found[name] = gradient
-    return found
+        values[name] = gradient
+    return values
 
 
 def split_outcome(mesh: Mesh, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -176,11 +176,11 @@ def split_outcome(mesh: Mesh, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return outcome(model, x)
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(values: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert values.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
-            found[name],
+            values[name],
             value,
             rtol=0,
             atol=2e-6 * max(1.0, value.abs().max().item()),
@@ -191,8 +191,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_the_plan_of_a_hugging_face_model_is_a_table_too() -> None:
     """Every gradient, also that of a norm inside of each head: its weight is whole and its heads are on two ranks."""
     expected = outcome(Foreign(), tokens(2, 6))
-    for found in on_resident_mesh(partial(split_outcome, model=Foreign(), x=tokens(2, 6)), tp=2):
-        assert_same(found, expected)
+    for values in on_resident_mesh(partial(split_outcome, model=Foreign(), x=tokens(2, 6)), tp=2):
+        assert_same(values, expected)
 
 
 class Styled(nn.Module):
@@ -221,8 +221,8 @@ class Styled(nn.Module):
 def test_every_style_gives_the_numbers_of_one_rank(styles: tuple[str, ...]) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
     expected = outcome(Styled(*styles), x)
-    for found in on_resident_mesh(partial(split_outcome, model=Styled(*styles), x=x), tp=2):
-        assert_same(found, expected)
+    for values in on_resident_mesh(partial(split_outcome, model=Styled(*styles), x=x), tp=2):
+        assert_same(values, expected)
 
 
 class Normed(nn.Module):
@@ -272,7 +272,7 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "message"),
     [
         (
             nn.Linear(2, 2),
@@ -300,9 +300,9 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
     ],
     ids=["no table", "style", "no module", "sequence", "tied", "logits", "norm"],
 )
-def test_what_cannot_be_split_is_refused_by_name(model: nn.Module, options: dict[str, str], said: str) -> None:
+def test_what_cannot_be_split_is_refused_by_name(model: nn.Module, options: dict[str, str], message: str) -> None:
     for sentence in on_resident_mesh(partial(refusal, model=model, options=options), tp=2):
-        assert said in sentence
+        assert message in sentence
 
 
 class Borrows(nn.Module):
@@ -329,5 +329,5 @@ def borrowed(mesh: Mesh) -> str:
 
 
 def test_a_split_weight_that_is_used_outside_of_its_module_is_named() -> None:
-    for said in on_resident_mesh(borrowed, tp=2):
-        assert said.startswith("mesh.tp: up.weight is split, but Borrows uses it outside of its own module")
+    for message in on_resident_mesh(borrowed, tp=2):
+        assert message.startswith("mesh.tp: up.weight is split, but Borrows uses it outside of its own module")

@@ -48,8 +48,8 @@ def types(mesh: Mesh, strategy: Any) -> set[str]:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_weights_gradients_and_optimizer_are_half_as_wide(mesh: str) -> None:
     strategy, degrees = MESHES[mesh]
-    for found in on_resident_mesh(partial(types, strategy=strategy), **degrees):
-        assert found == {"torch.bfloat16"}
+    for dtypes in on_resident_mesh(partial(types, strategy=strategy), **degrees):
+        assert dtypes == {"torch.bfloat16"}
 
 
 @pytest.mark.parametrize("mesh", MESHES)

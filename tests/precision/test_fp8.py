@@ -63,12 +63,12 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         build(recipe="tensorwise")
 
 
-@pytest.mark.parametrize("found", [None, (8, 0)])
+@pytest.mark.parametrize("capability", [None, (8, 0)])
 def test_a_gpu_that_cannot_is_refused(
-    found: tuple[int, int] | None, torchao: None, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int] | None, torchao: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: found is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     with pytest.raises(PreflightError, match=r"compute capability 8\.9"):
         build(recipe="tensorwise")
 
@@ -131,7 +131,7 @@ def test_products_are_near_those_of_bfloat16() -> None:
     assert precision.convert is not None
     precision.convert(block)
     with precision.autocast(x.device):
-        found = block(x)
-    found.float().sum().backward()
-    assert (found.float() - expected).norm() / expected.norm() < 0.1
-    assert not torch.equal(found.float(), expected)
+        output = block(x)
+    output.float().sum().backward()
+    assert (output.float() - expected).norm() / expected.norm() < 0.1
+    assert not torch.equal(output.float(), expected)

@@ -19,8 +19,8 @@ def products(precision: Precision) -> tuple[str, bool]:
 
 
 def test_fp32_is_rounded_where_it_was_asked_for_alone() -> None:
-    found = [ranks(1, products, word.build())[0] for word in (fp32, tf32, bf16)]
-    assert found == [("highest", False), ("high", True), ("highest", False)]
+    results = [ranks(1, products, word.build())[0] for word in (fp32, tf32, bf16)]
+    assert results == [("highest", False), ("high", True), ("highest", False)]
 
 
 def test_numbers_are_kept_as_they_are_in_fp32() -> None:

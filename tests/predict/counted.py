@@ -29,21 +29,21 @@ def hold(model: str, words: str) -> tuple[list[Totals], list[Totals]]:
 
 
 def predicted(asked: Plan, stage: int, when: tuple[str, ...]) -> Totals:
-    found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
+    totals: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
     first, among = stage * asked.mesh.batch * asked.mesh.tp, groups(asked)
     for call in collectives(asked, shapes_of(asked), stage):
         if call.when in when:
             group = among[call.axis]
             begin = 0 if call.axis in ("world", "pp") else first
-            entry = found[call.kind, tuple(range(begin, begin + group.size * group.stride, group.stride))]
+            entry = totals[call.kind, tuple(range(begin, begin + group.size * group.stride, group.stride))]
             entry[0] += call.calls
             entry[1] += call.bytes
-    return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}
+    return {key: (int(calls), bytes_) for key, (calls, bytes_) in totals.items()}
 
 
 def seen(asked: Plan, stage: int, counted: list[dict[Seen, list[int]]], parts: tuple[str, ...]) -> Totals:
     """What experts exchange is the mean over the ranks of the exchange: rows go where the data wants them."""
-    found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
+    totals: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
     rank = stage * asked.mesh.batch * asked.mesh.tp
     for key, (calls, bytes_) in counted[rank].items():
         if key.part in parts:
@@ -53,6 +53,6 @@ def seen(asked: Plan, stage: int, counted: list[dict[Seen, list[int]]], parts: t
                 and key.ranks == tuple(range(rank, rank + asked.mesh.ep * asked.mesh.tp, asked.mesh.tp))
             ):
                 bytes_ = sum(counted[other].get(key, [0, 0])[1] for other in key.ranks) / len(key.ranks)
-            found[key.kind, key.ranks][0] += calls
-            found[key.kind, key.ranks][1] += bytes_
-    return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}
+            totals[key.kind, key.ranks][0] += calls
+            totals[key.kind, key.ranks][1] += bytes_
+    return {key: (int(calls), bytes_) for key, (calls, bytes_) in totals.items()}

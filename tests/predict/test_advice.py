@@ -23,13 +23,13 @@ def tried(words: str) -> tuple[Plan, Prediction, list[Change]]:
         plan = planned(*words.split(), *more, on=Cluster(gpus=0, cpus=4))
         return plan, predict(plan, shapes_of(plan))
 
-    plan, found = attempt()
-    return plan, found, advise(plan, attempt)
+    plan, prediction = attempt()
+    return plan, prediction, advise(plan, attempt)
 
 
 def test_changes_are_words_with_which_it_fits_the_cheapest_first() -> None:
-    plan, found, changes = tried(f"{B8} strategy=fsdp batch=64 microbatch=8 precision=bf16")
-    assert not found.fits
+    plan, prediction, changes = tried(f"{B8} strategy=fsdp batch=64 microbatch=8 precision=bf16")
+    assert not prediction.fits
     assert len(changes) == MOST
     assert all(change.prediction.fits and change.plan != plan for change in changes)
     assert [change.cost for change in changes] == sorted(change.cost for change in changes)
@@ -79,6 +79,6 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 
 def test_the_warning_before_a_run_is_one_line() -> None:
-    _, found, _ = tried(f"{B8} strategy=ddp batch=8")
-    assert "\n" not in warning(found)
-    assert "dtrain plan" in warning(found)
+    _, prediction, _ = tried(f"{B8} strategy=ddp batch=8")
+    assert "\n" not in warning(prediction)
+    assert "dtrain plan" in warning(prediction)

@@ -35,8 +35,8 @@ def bytes_of(shapes: Shapes, way: str, *, listed: bool = False) -> float:
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_arithmetic_and_a_run_without_memory_agree(words: tuple[str, ...]) -> None:
     decided = plan(*words)
-    said, seen = formulas.shapes(decided), trace(decided, real="model=moe" in words)[0]
-    assert said and not seen.unknown
+    computed, seen = formulas.shapes(decided), trace(decided, real="model=moe" in words)[0]
+    assert computed and not seen.unknown
     experts = "model=moe" in words  # whose router multiplies in fp32, which a weight alone does not show
     weights = [
         Counter(
@@ -45,29 +45,31 @@ def test_arithmetic_and_a_run_without_memory_agree(words: tuple[str, ...]) -> No
             for w in block.weights
             for _ in range(block.count)
         )
-        for shapes in (said, seen)
+        for shapes in (computed, seen)
     ]
     assert weights[0] == weights[1]
-    assert (said.buffers - said.saved, said.saved, said.sample) == (
-        seen.buffers - seen.saved + (said.buffers - seen.buffers),
+    assert (computed.buffers - computed.saved, computed.saved, computed.sample) == (
+        seen.buffers - seen.saved + (computed.buffers - seen.buffers),
         seen.saved,
         seen.sample,
     )
-    assert bytes_of(said, "all") == pytest.approx(bytes_of(seen, "all"), rel=0.01)
-    assert bytes_of(said, "inputs") == bytes_of(seen, "inputs")
-    assert bytes_of(said, "products", listed=True) == pytest.approx(bytes_of(seen, "products", listed=True), rel=0.03)
+    assert bytes_of(computed, "all") == pytest.approx(bytes_of(seen, "all"), rel=0.01)
+    assert bytes_of(computed, "inputs") == bytes_of(seen, "inputs")
+    assert bytes_of(computed, "products", listed=True) == pytest.approx(
+        bytes_of(seen, "products", listed=True), rel=0.03
+    )
     for figure in ("work", "backward_work", "attention_work", "recompute_work"):
-        both = [sum(getattr(block, figure) * block.count for block in shapes.blocks) for shapes in (said, seen)]
+        both = [sum(getattr(block, figure) * block.count for block in shapes.blocks) for shapes in (computed, seen)]
         assert both[0] == both[1], figure
 
 
 def test_how_tensor_parallelism_holds_them_agrees_too() -> None:
-    said, seen = formulas.shapes(plan(*GPT)), trace(plan(*GPT))[0]
-    assert said
+    computed, seen = formulas.shapes(plan(*GPT)), trace(plan(*GPT))[0]
+    assert computed
     for way in ("all", "products", "inputs"):
-        theirs = [next(block.saved[way] for block in shapes.blocks if block.listed) for shapes in (said, seen)]
-        for held in vars(LayoutBytes()):
-            assert getattr(theirs[0], held) == pytest.approx(getattr(theirs[1], held), rel=0.01), (way, held)
+        theirs = [next(block.saved[way] for block in shapes.blocks if block.listed) for shapes in (computed, seen)]
+        for layout in vars(LayoutBytes()):
+            assert getattr(theirs[0], layout) == pytest.approx(getattr(theirs[1], layout), rel=0.01), (way, layout)
 
 
 @pytest.mark.parametrize(

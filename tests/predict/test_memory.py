@@ -39,14 +39,14 @@ def test_ranks_that_share_a_sequence_share_the_weights_too() -> None:
 
 def check(words: str) -> Compared:
     """Exact at rest and in a checkpoint; activations within 10%, operations within 1%."""
-    found = compare(planned(words))
-    for row in found.rows:
+    compared = compare(planned(words))
+    for row in compared.rows:
         for name, (predicted, real) in row.exact.items():
             assert predicted == real, name
         assert row.activations == pytest.approx(1, abs=0.1)
-    assert found.saved[0] == found.saved[1], "checkpoint"
-    assert found.flops[0] == pytest.approx(found.flops[1], rel=0.01)
-    return found
+    assert compared.saved[0] == compared.saved[1], "checkpoint"
+    assert compared.flops[0] == pytest.approx(compared.flops[1], rel=0.01)
+    return compared
 
 
 def check_peak(words: str) -> None:
@@ -84,9 +84,9 @@ def test_the_moment_of_the_peak_adds_up() -> None:
         "strategy=pipeline devices=2 accumulate=4",
         "optim=muon batch=8 microbatch=1",
     ):
-        found = of(planned(words))
-        assert sum(found.moment.values()) == pytest.approx(found.peak, abs=len(found.moment))
-        assert found.peak > found.parameters + found.optimizer
+        compared = of(planned(words))
+        assert sum(compared.moment.values()) == pytest.approx(compared.peak, abs=len(compared.moment))
+        assert compared.peak > compared.parameters + compared.optimizer
 
 
 def test_what_rests_in_the_memory_of_the_host_is_not_on_the_device() -> None:

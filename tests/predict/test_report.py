@@ -12,25 +12,25 @@ from dtrain.tracing import shapes_of
 GPT = ("model=gpt", "data=synthetic", "data.sequence=16", "model.layers=4")
 
 
-def said(*words: str, on: Cluster | None = None) -> tuple[Plan, Prediction]:
+def predicted(*words: str, on: Cluster | None = None) -> tuple[Plan, Prediction]:
     asked = plan(*GPT, *words, **({"on": on} if on else {}))
     return asked, predict(asked, shapes_of(asked))
 
 
 @pytest.mark.parametrize(
-    ("told", "wanted"),
+    ("text", "expected"),
     [
         (size(70 * 2**30), "70 GiB"), (size(1023 * 2**20), "1023 MiB"), (size(12), "12 B"), (count(70.55e9), "70.5B"), (count(12), "12"),
         (duration(0.00021), "210 us"), (duration(0.25), "250 ms"), (duration(100), "100 s"), (duration(9000), "2.5 h"), (duration(10 * 86400), "10 days"),
     ],
 )  # fmt: skip
-def test_figures_have_three_digits_and_a_unit(told: str, wanted: str) -> None:
-    assert told == wanted
+def test_figures_have_three_digits_and_a_unit(text: str, expected: str) -> None:
+    assert text == expected
 
 
 def test_pictures_only_where_there_is_something_to_see() -> None:
-    assert {name for name, _ in rows(*said())} == {"memory", "", "at rest", "work", "time"}
-    many = dict(rows(*said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=8")))
+    assert {name for name, _ in rows(*predicted())} == {"memory", "", "at rest", "work", "time"}
+    many = dict(rows(*predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=8")))
     assert {"pipeline", "placement", "collectives"} <= many.keys()
 
 
@@ -38,7 +38,7 @@ def test_every_axis_that_is_used_has_its_row() -> None:
     table = [
         text
         for _, text in rows(
-            *said("devices=8", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "model.width=512", "batch=64")
+            *predicted("devices=8", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "model.width=512", "batch=64")
         )
     ]
     for axis in ("tp=2", "dp_shard=2", "pp=2"):
@@ -46,8 +46,8 @@ def test_every_axis_that_is_used_has_its_row() -> None:
 
 
 def test_the_parts_of_the_time_are_the_time() -> None:
-    _, found = said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
-    time = found.time
+    _, prediction = predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
+    time = prediction.time
     assert time
     assert time.products + time.activations + sum(
         time.collectives.values()
@@ -55,19 +55,19 @@ def test_the_parts_of_the_time_are_the_time() -> None:
 
 
 def test_of_a_machine_that_is_not_known_no_time_is_claimed() -> None:
-    asked, found = said("devices=1", on=Cluster(gpus=1, cpus=8, gpu="NVIDIA GeForce RTX 3060"))
-    assert found.time is None
-    assert found.fits
-    assert [name for name, _ in short(asked, found)] == ["memory"]
+    asked, prediction = predicted("devices=1", on=Cluster(gpus=1, cpus=8, gpu="NVIDIA GeForce RTX 3060"))
+    assert prediction.time is None
+    assert prediction.fits
+    assert [name for name, _ in short(asked, prediction)] == ["memory"]
 
 
 def test_tools_read_the_same_as_json() -> None:
-    _, found = said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=8")
-    read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert read["memory"]["peak"] == found.memory.peak
-    assert read["time"]["seconds"] == found.time.seconds  # type: ignore[union-attr]
-    assert sum(call["bytes"] for call in read["calls"]) == sum(call.bytes for call in found.calls)
-    assert read["parameters"] == found.shapes.parameters
+    _, prediction = predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=8")
+    read = json.loads(json.dumps(prediction.to_dict(), allow_nan=False))
+    assert read["memory"]["peak"] == prediction.memory.peak
+    assert read["time"]["seconds"] == prediction.time.seconds  # type: ignore[union-attr]
+    assert sum(call["bytes"] for call in read["calls"]) == sum(call.bytes for call in prediction.calls)
+    assert read["parameters"] == prediction.shapes.parameters
     assert read["fits"] is True
 
 

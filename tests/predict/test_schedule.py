@@ -44,12 +44,12 @@ def of_torch(word: str, pp: int, stages: int, count: int) -> list[list[tuple[str
     schedule.microbatches_per_round = count // schedule.number_of_rounds
     if issubclass(kind, schedules.PipelineScheduleSingle):
         return [_run(schedule, rank, count) for rank in range(pp)]
-    found = []
+    orders = []
     for rank in range(pp):
         computed = [action for action in schedule._calculate_single_rank_operations(rank) if action is not None]
         flat = [one for action in computed for one in (action.sub_actions or (action,))]
-        found.append([(LETTERS[one.computation_type.name], one.stage_index, one.microbatch_index) for one in flat])
-    return found
+        orders.append([(LETTERS[one.computation_type.name], one.stage_index, one.microbatch_index) for one in flat])
+    return orders
 
 
 def _run(schedule: Any, rank: int, count: int) -> list[tuple[str, int, int]]:
@@ -86,10 +86,10 @@ def test_every_microbatch_goes_forth_and_back_through_every_stage(word: str) -> 
     shape, pp, count = shape_of(word), 4, 8
     done = [action for rank in range(pp) for action in actions(shape, pp, count, rank)]
     assert len(done) == len(set(done))
-    wanted = {(stage, microbatch) for stage in range(pp * shape.stages) for microbatch in range(count)}
-    assert {action[1:] for action in done if action.kind == "F"} == wanted
-    assert {action[1:] for action in done if action.kind in "BI"} == wanted
-    assert {action[1:] for action in done if action.kind in "BW"} == wanted
+    expected = {(stage, microbatch) for stage in range(pp * shape.stages) for microbatch in range(count)}
+    assert {action[1:] for action in done if action.kind == "F"} == expected
+    assert {action[1:] for action in done if action.kind in "BI"} == expected
+    assert {action[1:] for action in done if action.kind in "BW"} == expected
     assert in_flight(shape, pp, count) == tuple(most for most in in_flight(shape, pp, count) if 1 <= most <= count)
 
 
@@ -102,20 +102,20 @@ def test_the_bubble_of_gpipe_and_1f1b_is_the_papers(pp: int, count: int) -> None
 @pytest.mark.parametrize(("pp", "count", "stages"), [(4, 8, 2), (4, 16, 4), (8, 32, 2)])
 def test_more_stages_on_a_rank_divide_the_bubble(pp: int, count: int, stages: int) -> None:
     """(p - 1) / m of the time of one rank's work becomes that divided by v (arXiv 2104.04473, section 2.2.2)."""
-    found = timeline(shape_of("interleaved_1f1b", stages), pp, count)
-    waits = found.bubble / (1 - found.bubble)
+    line = timeline(shape_of("interleaved_1f1b", stages), pp, count)
+    waits = line.bubble / (1 - line.bubble)
     assert waits == pytest.approx((pp - 1) / (count * stages))
 
 
 def test_zero_bubble_schedules_wait_less() -> None:
     pp, count = 4, 16
-    found = {word: timeline(shape_of(word), pp, count).bubble for word in SCHEDULES}
+    bubbles = {word: timeline(shape_of(word), pp, count).bubble for word in SCHEDULES}
     assert (
-        found["zbv"]
-        == found["dualpipev"]
-        == found["interleaved_zero_bubble"]
-        < found["interleaved_1f1b"]
-        < found["1f1b"]
+        bubbles["zbv"]
+        == bubbles["dualpipev"]
+        == bubbles["interleaved_zero_bubble"]
+        < bubbles["interleaved_1f1b"]
+        < bubbles["1f1b"]
     )
 
 

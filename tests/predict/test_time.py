@@ -39,9 +39,9 @@ def planned(words: str) -> Plan:
 def timed(plan: Plan) -> Time:
     shapes = shapes_of(plan)
     assert shapes
-    found = time(plan, shapes, memory(plan, shapes), build(plan.cluster))
-    assert found
-    return found
+    prediction = time(plan, shapes, memory(plan, shapes), build(plan.cluster))
+    assert prediction
+    return prediction
 
 
 def machine(word: str = "h100x8") -> Machine:
@@ -137,6 +137,6 @@ def test_a_small_model_on_a_gpu_waits_for_its_kernels_to_be_started() -> None:
 
 def test_mfu_of_measured_seconds_counts_as_that_of_the_predicted_ones() -> None:
     plan = planned(PUBLISHED["8B, 8 H100"][0])
-    found = timed(plan)
-    assert at_peak(plan) == pytest.approx(found.mfu * found.seconds)
+    prediction = timed(plan)
+    assert at_peak(plan) == pytest.approx(prediction.mfu * prediction.seconds)
     assert at_peak(planned("data=synthetic")) is None, "of cores no peak is known"

@@ -42,7 +42,7 @@ def test_merges_and_aliases_repeat_what_they_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("a: 012", 1, "Write 12, or '012' for a name"),
         ("a: 1\nb: 2\na: 3", 3, "a is already in line 1"),
@@ -73,11 +73,11 @@ def test_merges_and_aliases_repeat_what_they_name() -> None:
         ("a:\n- " + "\n- ".join("1" * 11_000), 10_002, "more than 10000 values"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_told_with_its_line(text: str | bytes, line: int, said: str) -> None:
-    found = slip(text)
-    assert said in str(found)
-    assert found.line == line
-    assert len(str(found)) < 300
+def test_what_cannot_be_meant_is_told_with_its_line(text: str | bytes, line: int, message: str) -> None:
+    mistake = slip(text)
+    assert message in str(mistake)
+    assert mistake.line == line
+    assert len(str(mistake)) < 300
 
 
 def test_what_aliases_repeat_is_counted_before_it_is_repeated() -> None:

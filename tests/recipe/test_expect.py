@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("expect", "found", "verdict"),
+    ("expect", "figure", "verdict"),
     [
         (Expect(loss=[1.9, 2.1]), 2.0, "ok"),
         (Expect(loss=[2, 2]), 2.0, "ok"),
@@ -47,9 +47,9 @@ def out(tmp_path: Path) -> str:
         (Expect(loss=[9, None], hardware="that"), 2.0, "outside"),
     ],
 )
-def test_a_figure_is_judged(out: str, expect: Expect, found: float | None, verdict: str) -> None:
+def test_a_figure_is_judged(out: str, expect: Expect, figure: float | None, verdict: str) -> None:
     (finding,) = judge(expect, out, here="this")
-    assert (finding.found, finding.verdict, finding.bad) == (found, verdict, verdict in ("outside", "absent"))
+    assert (finding.found, finding.verdict, finding.bad) == (figure, verdict, verdict in ("outside", "absent"))
 
 
 def test_a_loss_that_is_no_number_is_outside(tmp_path: Path, out: str) -> None:

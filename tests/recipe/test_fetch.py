@@ -132,7 +132,9 @@ def test_nothing_of_a_person_is_looked_up(
         assert main(["plan", word, *TYPED]) == 2
         printed = "".join(capsys.readouterr())
         assert f"{group}.note=" in printed and "a recipe from elsewhere may not" in printed
-        assert not any(told in printed for told in (SECRET, f"evil.example.org/{PRIVATE}", "org/48151623")), printed
+        assert not any(private in printed for private in (SECRET, f"evil.example.org/{PRIVATE}", "org/48151623")), (
+            printed
+        )
 
 
 def test_what_recipes_set_is_looked_up() -> None:
@@ -168,7 +170,7 @@ def test_small_words_look_up_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "words",
     [
         "trust_remote_code: true",
         "trust_remote_code: 1",
@@ -178,10 +180,10 @@ def test_small_words_look_up_nothing() -> None:
         "config: {trust_remote_code: 'yes'}",
     ],
 )
-def test_no_downloaded_code(said: str) -> None:
+def test_no_downloaded_code(words: str) -> None:
     with pytest.raises(WordsError, match="cannot run downloaded code"):
         compose(
-            [remote(f"model: {{_target_: transformers.AutoModel.from_pretrained, {said}}}"), "trust=[transformers]"]
+            [remote(f"model: {{_target_: transformers.AutoModel.from_pretrained, {words}}}"), "trust=[transformers]"]
         )
 
 

@@ -31,8 +31,8 @@ BUCKET = Place("s3://bucket/a/mine.yaml", "remote")
     ],
 )
 def test_a_name_leads_to_one_place(name: str, beside: Place | None, url: str, trust: str) -> None:
-    found = find(name, beside)
-    assert (found.url, found.trust) == (url, trust)
+    place = find(name, beside)
+    assert (place.url, place.trust) == (url, trust)
 
 
 def test_built_in_recipes_go_by_their_names() -> None:

@@ -13,7 +13,7 @@ LOCAL, REMOTE, OWN = (
 )
 
 
-def said(key: str, value: object, place: Place) -> list[str]:
+def problems(key: str, value: object, place: Place) -> list[str]:
     return list(refused(Word(key, value, text(value), f"{place}:1"), place))
 
 
@@ -21,7 +21,7 @@ def said(key: str, value: object, place: Place) -> list[str]:
 @pytest.mark.parametrize("key", ["trust", "out", "out_options.key", "hydra.searchpath", "hydra.run.dir", "sweep.out"])
 def test_no_recipe_says_whom_to_trust_or_where_to_write(key: str, place: Place) -> None:
     name = key if key == "sweep.out" else key.split(".")[0]
-    assert f"{name} cannot come from a recipe" in said(key, "x", place)[0]
+    assert f"{name} cannot come from a recipe" in problems(key, "x", place)[0]
 
 
 FOREIGN = {
@@ -54,14 +54,14 @@ FOREIGN = {
 
 @pytest.mark.parametrize("key", FOREIGN)
 def test_a_recipe_from_elsewhere_stays_off_the_machine(key: str) -> None:
-    sentences = said(key, FOREIGN[key], REMOTE)
+    sentences = problems(key, FOREIGN[key], REMOTE)
     assert sentences and all("from elsewhere" in one or "of elsewhere" in one for one in sentences)
     assert all(one.isprintable() for one in sentences)
 
 
 @pytest.mark.parametrize("key", set(FOREIGN) - {"generate.prompt"})
 def test_a_recipe_of_this_machine_may(key: str) -> None:
-    assert said(key, FOREIGN[key], LOCAL) == []
+    assert problems(key, FOREIGN[key], LOCAL) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_recipe_of_this_machine_may(key: str) -> None:
     ],
 )  # fmt: skip
 def test_a_recipe_from_elsewhere_says_what_a_model_learns(key: str, value: object) -> None:
-    assert said(key, value, REMOTE) == []
+    assert problems(key, value, REMOTE) == []
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_recipe_from_elsewhere_says_what_a_model_learns(key: str, value: objec
     ],
 )
 def test_what_makes_a_recipe_small_obeys_the_same(small: str) -> None:
-    assert said("expect.small", [small], OWN)
+    assert problems("expect.small", [small], OWN)
 
 
 def test_small_words_are_judged_as_those_of_their_place() -> None:
-    assert said("expect.small", ["loop=mine.loop"], REMOTE)
-    assert said("expect.small", ["steps=50", "model.layers=2"], REMOTE) == []
+    assert problems("expect.small", ["loop=mine.loop"], REMOTE)
+    assert problems("expect.small", ["steps=50", "model.layers=2"], REMOTE) == []

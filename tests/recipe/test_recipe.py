@@ -226,10 +226,10 @@ def site(*, tls: Path | None = None, **pages: str) -> Iterator[str]:
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = pages.get(self.path.split("?")[0].lstrip("/").replace("/", "_").removesuffix(".yaml"))
-            self.send_response(200 if found else 404)
+            page = pages.get(self.path.split("?")[0].lstrip("/").replace("/", "_").removesuffix(".yaml"))
+            self.send_response(200 if page else 404)
             self.end_headers()
-            self.wfile.write((found or "").encode())
+            self.wfile.write((page or "").encode())
 
         do_HEAD = do_GET  # noqa: N815
 
@@ -264,8 +264,8 @@ def composed(*words: str) -> dict[str, Any]:
             "sources": config.sources,
         }
 
-    found: dict[str, Any] = ranks(1, work)[0]
-    return found
+    outcome: dict[str, Any] = ranks(1, work)[0]
+    return outcome
 
 
 def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
@@ -274,9 +274,9 @@ def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
         a_base="steps: 1\nseed: 5\nmodel: {width: 64}\n",
         digits="# web\nseed: 6\n",
     ) as url:
-        found = composed(f"recipe={url}/a/mine.yaml?v=1")
-        assert (found["steps"], found["seed"], found["width"]) == (3, 6, 64)
-        assert found["sources"] == {
+        config = composed(f"recipe={url}/a/mine.yaml?v=1")
+        assert (config["steps"], config["seed"], config["width"]) == (3, 6, 64)
+        assert config["sources"] == {
             "steps": f"{url}/a/mine.yaml?v=1:2",
             "seed": f"{url}/digits.yaml:2",
             "model.width": f"{url}/a/base.yaml:3",
@@ -286,11 +286,11 @@ def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
 def test_a_pinned_recipe_pins_what_it_builds_on(tmp_path: Path) -> None:
     base = "seed: 5\n"
     digest = hashlib.sha256(base.encode()).hexdigest()
-    loose, held = "recipe: base.yaml\nsteps: 3\n", f"recipe: base.yaml@sha256:{digest}\nsteps: 3\n"
-    with site(loose=loose, held=held, base=base) as url:
-        assert composed(f"recipe={url}/held.yaml@sha256:{hashlib.sha256(held.encode()).hexdigest()}")["seed"] == 5
-        said = composed(f"recipe={url}/loose.yaml@sha256:{hashlib.sha256(loose.encode()).hexdigest()}")["refused"]
-        assert f"Write {url}/base.yaml@sha256:{digest}" in said
+    loose, pinned = "recipe: base.yaml\nsteps: 3\n", f"recipe: base.yaml@sha256:{digest}\nsteps: 3\n"
+    with site(loose=loose, held=pinned, base=base) as url:
+        assert composed(f"recipe={url}/held.yaml@sha256:{hashlib.sha256(pinned.encode()).hexdigest()}")["seed"] == 5
+        message = composed(f"recipe={url}/loose.yaml@sha256:{hashlib.sha256(loose.encode()).hexdigest()}")["refused"]
+        assert f"Write {url}/base.yaml@sha256:{digest}" in message
         (tmp_path / "between.yaml").write_text(f"recipe: {url}/base.yaml\n")  # a local file needs no pin
         (tmp_path / "mine.yaml").write_text("recipe: between.yaml\n")
         pin = hashlib.sha256((tmp_path / "mine.yaml").read_bytes()).hexdigest()
@@ -400,8 +400,8 @@ def test_a_recipe_below_another_is_named_by_its_shortest_path_and_by_who_builds_
     (tmp_path / "base.yaml").write_text("seed: 3\n")
     assert compose([f"recipe={tmp_path}/sub/child.yaml"]).sources["seed"] == f"{tmp_path}/base.yaml:1"
     (tmp_path / "base.yaml").unlink()
-    said = refused(f"recipe={tmp_path}/sub/child.yaml")
-    assert f"cannot read {tmp_path}/base.yaml" in said and f"({tmp_path}/sub/child.yaml builds on it)" in said
+    message = refused(f"recipe={tmp_path}/sub/child.yaml")
+    assert f"cannot read {tmp_path}/base.yaml" in message and f"({tmp_path}/sub/child.yaml builds on it)" in message
 
 
 def test_a_server_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,8 +451,8 @@ def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
             return done.returncode, done.stdout + done.stderr
 
         assert "7 steps" in plan(SSL_CERT_FILE=str(tmp_path / "cert"))[1]
-        code, said = plan()
-        assert code == 2 and "Set SSL_CERT_FILE=<" in said and len(said.splitlines()) == 1
+        code, output = plan()
+        assert code == 2 and "Set SSL_CERT_FILE=<" in output and len(output.splitlines()) == 1
 
 
 LEFT_OPEN = "# @package _global_\ndefaults:\n  - override /optim: ???\n  - override /model: ???\noptim:\n  lr: ???\n"
@@ -474,6 +474,6 @@ def test_a_group_that_a_recipe_leaves_open_is_to_be_chosen(typed: str, open_: li
     if not open_:
         assert compose(words).optim["lr"] == 1
         return
-    with pytest.raises(WordsError) as told:
+    with pytest.raises(WordsError) as raised:
         resolve(compose(words), Cluster(gpus=0, cpus=2))
-    assert sorted(re.findall(r" leaves (\S+) to you\. Type \1=<", str(told.value))) == sorted(open_)
+    assert sorted(re.findall(r" leaves (\S+) to you\. Type \1=<", str(raised.value))) == sorted(open_)

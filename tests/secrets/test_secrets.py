@@ -34,15 +34,15 @@ def test_there_are_fifty() -> None:
     "frame", ["{}", "ValueError: cannot log in with {}, sorry.", '{{"why": "{}"}}', "a\n  b = '{}'\nc"]
 )
 def test_no_text_shows_one(shape: Shape, frame: str) -> None:
-    said = shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}"
-    text = frame.format(said)
+    word = shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}"
+    text = frame.format(word)
     if shape.key == "storage_options.key":
         pytest.skip("`key` alone is no secret's name; below storage_options it is")
     assert shape.core in text
-    found = secrets.masked(text)
-    assert shape.core not in found and "***" in found
-    assert found.startswith(text[: text.index(said)]), "what stands before it stays"
-    assert secrets.masked(found) == found
+    shown = secrets.masked(text)
+    assert shape.core not in shown and "***" in shown
+    assert shown.startswith(text[: text.index(word)]), "what stands before it stays"
+    assert secrets.masked(shown) == shown
 
 
 @pytest.mark.parametrize("text", INNOCENT)
@@ -201,12 +201,12 @@ def test_a_part_is_sealed_and_opened() -> None:
 
 def test_the_ranks_are_told() -> None:
     secrets.seal({"password": "correct-horse"}, "logger.mine")
-    told = json.loads(json.dumps(secrets.hand_over()))
+    handed = json.loads(json.dumps(secrets.hand_over()))
     secrets._kept.clear()
     secrets._known.clear()
     with pytest.raises(KeyError):
         secrets.opened("${secret:logger.mine.password}")
-    secrets.take_over(told)
+    secrets.take_over(handed)
     assert secrets.opened("${secret:logger.mine.password}") == "correct-horse"
     assert secrets.masked("correct-horse") == "***"
 

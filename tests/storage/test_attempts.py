@@ -58,7 +58,7 @@ def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing
     b = tmp_path / "b"
     alone(lambda mesh: start(mesh, b, 240))
     shutil.copytree(three_starts / "checkpoints", b / "checkpoints", dirs_exist_ok=True)
-    found = steps_of(b)
+    steps = steps_of(b)
     for act in (
         lambda: alone(lambda mesh: start(mesh, b, 280)),
         lambda: commits.find(str(b)),
@@ -69,13 +69,13 @@ def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing
             match=r"two checkpoints claim to be the newest: step 240 \(.*\) .* step 120 \(.*copy that folder to",
         ):
             act()
-    assert steps_of(b) == found == [40, 80, 120, 240]
+    assert steps_of(b) == steps == [40, 80, 120, 240]
     assert verb.run(["export", f"out={b}", f"to={tmp_path / 'x'}", "step=240"]) == 0
     newest = next(path for path in (b / "checkpoints/step-00000120").iterdir())
-    wanted = next(path for path in (b / "checkpoints/step-00000240").iterdir())
-    shutil.copytree(wanted, tmp_path / "c/checkpoints/step-00000240" / wanted.name)
+    intended = next(path for path in (b / "checkpoints/step-00000240").iterdir())
+    shutil.copytree(intended, tmp_path / "c/checkpoints/step-00000240" / intended.name)
     assert alone(lambda mesh: start(mesh, tmp_path / "c")) == 240, "as the message says"
-    shutil.rmtree(wanted.parent)
+    shutil.rmtree(intended.parent)
     assert commits.find(str(b))[0] == str(newest)
 
 

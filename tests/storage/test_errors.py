@@ -90,7 +90,7 @@ def test_a_status_of_the_web_is_read_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "said"),
+    ("url", "error", "advice"),
     [
         (
             "s3://b/a",
@@ -111,8 +111,8 @@ def test_a_status_of_the_web_is_read_where_it_stands() -> None:
         ("s3://b/a", TimeoutError(), "Is the network there, and the endpoint right?"),
     ],
 )
-def test_what_to_type(url: str, error: BaseException, said: str) -> None:
-    assert explain(error, url).hint == said
+def test_what_to_type(url: str, error: BaseException, advice: str) -> None:
+    assert explain(error, url).hint == advice
 
 
 def test_one_line_and_not_too_long() -> None:
@@ -135,8 +135,8 @@ def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(StoreError, match=r"there is no 503 \*\*\* \*\*\* \*\*\*") as caught:
         store.read(f"{root}/a?sig={secrets[4]}&se=2026")
-    said = "".join(traceback.format_exception(caught.value))
-    assert not [secret for secret in (*secrets[:3], secrets[4]) if secret in said]
+    output = "".join(traceback.format_exception(caught.value))
+    assert not [secret for secret in (*secrets[:3], secrets[4]) if secret in output]
     assert (
         str(StoreError.during("read", f"https://me:{secrets[3]}@host/a", "AccountKey=abc;x"))
         == "cannot read https://***@host/a: AccountKey=***;x"

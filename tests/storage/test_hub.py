@@ -89,7 +89,7 @@ def test_any_answer_is_one(closed: str, monkeypatch: pytest.MonkeyPatch) -> None
 
         def both(host: str, port: int, *args: Any, **more: Any) -> list[Any]:
             addresses = ("127.0.0.2", "127.0.0.1") if host == "two-addresses" else (host,)
-            return [found for address in addresses for found in really(address, port, *args, **more)]
+            return [entry for address in addresses for entry in really(address, port, *args, **more)]
 
         monkeypatch.setattr(socket, "getaddrinfo", both)
         assert hub.silence(url.replace("127.0.0.1", "two-addresses")) == "", "one of them answers"
@@ -133,20 +133,20 @@ def test_what_the_words_name_is_refused_before_the_launch(tmp_path: Path, monkey
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     tokens = {"_target_": "transformers.AutoTokenizer.from_pretrained", "pretrained_model_name_or_path": "org/words"}
-    told = replace(
+    decided = replace(
         plan("model=gpt"),
         data={"_target_": "dtrain.data.dataset.build", "dataset": {"_target_": "mypkg.Rows", "parts": [tokens]}},
     )
     key = "data.dataset.parts.0.pretrained_model_name_or_path"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert [*preflight._hub(told)] == [
+    assert [*preflight._hub(decided)] == [
         f"{key}=org/words: offline, and {tmp_path} has nothing of it. Type {key}=<a folder>, or fetch it where there is a network: hf download org/words"
     ]
     (tmp_path / "models--org--words").mkdir()
-    assert not [*preflight._hub(told)], "the cache may have it"
+    assert not [*preflight._hub(decided)], "the cache may have it"
     (tmp_path / "models--org--words").rmdir()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert not [*preflight._hub(told)], "the hub may have it"
+    assert not [*preflight._hub(decided)], "the hub may have it"
 
 
 class Hub(SimpleHTTPRequestHandler):

@@ -140,7 +140,7 @@ def test_rows_are_whole_however_many_threads_make_them_last(tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     journal.close()
-    assert all(found == list(range(len(found))) for found in seen)
+    assert all(steps == list(range(len(steps))) for steps in seen)
     assert len(rows(url)) == 300
     store.remove(url)
 

@@ -56,8 +56,8 @@ def held_by_the_dead(out: str) -> None:
     """A process that took the lease and ended without giving it back."""
 
     def take() -> None:
-        held = lease.hold(out)
-        held.__enter__()
+        owned = lease.hold(out)
+        owned.__enter__()
         os._exit(0)
 
     os.waitpid(fork(take), 0)
@@ -66,10 +66,10 @@ def held_by_the_dead(out: str) -> None:
 def test_the_second_run_is_refused_with_the_owner_the_time_and_what_to_do(out: str) -> None:
     with lease.hold(out), pytest.raises(LeaseError) as refused, lease.hold(out):
         pass
-    told = str(refused.value)
-    assert f"pid {os.getpid()}" in told and "since 20" in told and "last renewed 20" in told
-    assert told.startswith(f"out={out} is being written by another run: ")
-    assert told.endswith(f"Wait for it, stop it (kill {os.getpid()}), or type out=<another place>.")
+    message = str(refused.value)
+    assert f"pid {os.getpid()}" in message and "since 20" in message and "last renewed 20" in message
+    assert message.startswith(f"out={out} is being written by another run: ")
+    assert message.endswith(f"Wait for it, stop it (kill {os.getpid()}), or type out=<another place>.")
 
 
 def test_a_lease_that_was_given_back_is_free_and_its_number_is_not_used_again(out: str) -> None:
@@ -245,9 +245,9 @@ def test_a_number_that_was_pruned_long_ago_is_worth_nothing(out: str) -> None:
     assert store.children(f"{out}/lease") == ["00000003.json"]
 
 
-def wait_until(told: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
-    while not told():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -264,10 +264,10 @@ def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path:
     try:
         wait_for_step(tmp_path, 5)
         second = started(tmp_path, *words)
-        said, _ = second.communicate(timeout=300)
+        output, _ = second.communicate(timeout=300)
         assert (
             second.returncode == 3
-            and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in said
+            and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in output
         )
         first.kill()
         first.wait()
@@ -275,8 +275,8 @@ def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path:
         first.stdout.close()
         done = steps_of(tmp_path)[-1]
         third = started(tmp_path, *words, f"stop_after={done + 3}")
-        said, _ = third.communicate(timeout=300)
-        assert third.returncode == 0 and "took over" in said, said
+        output, _ = third.communicate(timeout=300)
+        assert third.returncode == 0 and "took over" in output, output
         assert steps_of(tmp_path) == list(range(1, done + 4))
     finally:
         first.kill()
@@ -288,9 +288,9 @@ def test_a_command_whose_lease_was_taken_over_ends_with_one_sentence(tmp_path: P
     run = started(tmp_path, *SLOW, f"devices={devices}")
     wait_for_step(tmp_path, 3)
     plant(str(tmp_path), 2, ELSEWHERE)
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 3, said
-    assert said.count("was taken over by another run: ben@node8, pid 77") == 1 and "Traceback" not in said, said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 3, output
+    assert output.count("was taken over by another run: ben@node8, pid 77") == 1 and "Traceback" not in output, output
 
 
 # races
@@ -304,8 +304,8 @@ def race(out: str, log: Path, runs: int, *, dies: bool) -> list[str]:
         os.close(gate[1])
         os.read(gate[0], 1)  # returns in all of them at once, when the test closes its end
         try:
-            held = lease.hold(out)
-            token = held.__enter__()
+            owned = lease.hold(out)
+            token = owned.__enter__()
         except LeaseError:
             os.write(answers[1], b"refused\n")
             return
@@ -317,20 +317,20 @@ def race(out: str, log: Path, runs: int, *, dies: bool) -> list[str]:
             file.write(f"{token} ends\n")
         if dies:
             os._exit(0)
-        held.__exit__(None, None, None)
+        owned.__exit__(None, None, None)
 
     log.with_suffix(".over").unlink(missing_ok=True)
     pids = [fork(one) for _ in range(runs)]
     os.close(gate[0])
     os.close(gate[1])
     os.close(answers[1])
-    told: list[str] = []
+    problems: list[str] = []
     with os.fdopen(answers[0]) as pipe:
         for _ in range(runs):
-            told.append(pipe.readline().strip())
+            problems.append(pipe.readline().strip())
     log.with_suffix(".over").touch()
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * runs
-    return sorted(told)
+    return sorted(problems)
 
 
 @pytest.mark.parametrize("races", [30, pytest.param(500, marks=pytest.mark.slow)])
@@ -344,10 +344,10 @@ def test_of_runs_that_start_together_one_wins(tmp_path: Path, races: int) -> Non
     ]
 
 
-def on_a_server(out: str, races: int, told: dict[str, Any] | None) -> list[str]:
+def on_a_server(out: str, races: int, options: dict[str, Any] | None) -> list[str]:
     """In a process of its own: clients start threads, and the test's process must not have one."""
-    if told:
-        store.use(out, told)
+    if options:
+        store.use(out, options)
     rank = int(os.environ["RANK"])
     answers = []
     for number in range(races):

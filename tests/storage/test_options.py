@@ -39,8 +39,8 @@ def refused(*words: str) -> str:
 
 
 def test_the_storage_is_told_and_the_config_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {}
-    monkeypatch.setattr(store, "use", lambda url, options: told.update({url: dict(options)}))
+    passed = {}
+    monkeypatch.setattr(store, "use", lambda url, options: passed.update({url: dict(options)}))
     monkeypatch.setenv("MINE", SECRET)
     words = [
         f"out_options.key={SECRET}",
@@ -49,7 +49,7 @@ def test_the_storage_is_told_and_the_config_is_not(monkeypatch: pytest.MonkeyPat
         "out_options.anon=false",
     ]
     config = compose(["out=s3://b/run", *words])
-    assert told == {
+    assert passed == {
         "s3://b/run": {"key": SECRET, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}, "anon": False}
     }
     written = recipe.write(config)
@@ -60,10 +60,10 @@ def test_the_storage_is_told_and_the_config_is_not(monkeypatch: pytest.MonkeyPat
 def test_the_ranks_are_told_what_the_command_was(monkeypatch: pytest.MonkeyPatch) -> None:
     compose(["out=s3://b/run", f"out_options.key={SECRET}"])
     text = options.hand_over()
-    told = {}
-    monkeypatch.setattr(store, "use", lambda url, options: told.update({url: dict(options)}))
+    passed = {}
+    monkeypatch.setattr(store, "use", lambda url, options: passed.update({url: dict(options)}))
     options.take_over(text)
-    assert told == {"s3://b/run": {"key": SECRET}}
+    assert passed == {"s3://b/run": {"key": SECRET}}
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_no_recipe_brings_options_or_passwords(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"out_options: {{key: '{SECRET}'}}\n")
     assert "out_options cannot come from a recipe. Type it on the command line." in refused(f"recipe={tmp_path}/a.yaml")
     (tmp_path / "b.yaml").write_text("init: s3://me:pass@bucket/x\n")
-    told = refused(f"recipe={tmp_path}/b.yaml")
-    assert "init='s3://***@bucket/x'" in told and "it holds a secret and would be saved" in told
+    message = refused(f"recipe={tmp_path}/b.yaml")
+    assert "init='s3://***@bucket/x'" in message and "it holds a secret and would be saved" in message
 
 
 def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = []
-    monkeypatch.setattr(store, "use", lambda url, options: told.append((url, dict(options))))
+    passed = []
+    monkeypatch.setattr(store, "use", lambda url, options: passed.append((url, dict(options))))
     words = ["seed=0,1", "sweep.out=s3://b/sweep", f"out_options.key={SECRET}"]
     judged = jobs.judged(jobs.read(words), Cluster(0, 2), resolve)
-    assert len(judged.jobs) == 2 and set(map(str, told)) == {str(("s3://b/sweep/job", {"key": SECRET}))}
+    assert len(judged.jobs) == 2 and set(map(str, passed)) == {str(("s3://b/sweep/job", {"key": SECRET}))}
     for private in (words, ["seed=0,1", "logger.mine.api_key=abcdef123456"]):
         with pytest.raises(WordsError, match="writes the words of its workers to files") as caught:
             foreign.split([*private, "hydra/launcher=joblib"])
@@ -117,10 +117,10 @@ def test_no_folder_is_named_after_a_secret() -> None:
 
 
 def test_a_verb_that_looks_at_a_run_can_tell_its_storage_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {}
-    monkeypatch.setattr(store, "use", lambda url, options: told.update({url: dict(options)}))
+    passed = {}
+    monkeypatch.setattr(store, "use", lambda url, options: passed.update({url: dict(options)}))
     connect([f"out_options.key={SECRET}"], "s3://b/run/checkpoints/step-00000001")
-    assert list(told.values()) == [{"key": SECRET}]
+    assert list(passed.values()) == [{"key": SECRET}]
     with pytest.raises(WordsError, match="no such option"):
         connect(["out_options.kye=1"], "s3://b/run")
 
@@ -134,13 +134,13 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
         "TMPDIR": str(tmp_path),
     }
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
-    told = [
+    passed = [
         f"out={out}",
         f"out_options.endpoint_url={endpoint}",
         "out_options.key=abc",
         "out_options.secret='${oc.env:MINE}'",
     ]
-    words = [*told, "devices=2", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
+    words = [*passed, "devices=2", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
     run = subprocess.Popen(
         [*COMMAND, *WORDS, "model=mlp", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
@@ -151,17 +151,17 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
                 seen += Path(f"/proc/{pid}/cmdline").read_bytes()
         time.sleep(0.02)
     assert run.stdout
-    said = run.stdout.read()
+    output = run.stdout.read()
     run.stdout.close()
-    assert run.returncode == 0, said
+    assert run.returncode == 0, output
     fs = fsspec.filesystem("s3", endpoint_url=endpoint, key="a", secret="b", use_listings_cache=False)
     written = {path: fs.cat_file(path) for path in fs.find(out)}
     names = {path.rsplit("/", 1)[-1] for path in written}
     assert {"config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "result.json", "COMMIT.json"} <= names
     assert any("tensorboard" in path for path in written)
-    for path, data in {**written, "processes": seen, "said": said.encode()}.items():
+    for path, data in {**written, "processes": seen, "said": output.encode()}.items():
         assert SECRET.encode() not in data, path
     looked = subprocess.run(
-        [*COMMAND, "evaluate", *told], capture_output=True, text=True, env=env, check=False, timeout=300
+        [*COMMAND, "evaluate", *passed], capture_output=True, text=True, env=env, check=False, timeout=300
     )
     assert looked.returncode == 0 and "loss" in looked.stdout, looked.stderr

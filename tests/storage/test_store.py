@@ -114,7 +114,7 @@ def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.Mo
         ranks(1, busy, server, server.options(port))
 
 
-def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> None:
+def refused(server: Server, options: dict[str, Any], kind: str, message: str) -> None:
     """Every operation tells it in one line, and those that would be told the same again are not tried again."""
     store.use(server.url, options)
     for act in (
@@ -125,7 +125,7 @@ def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> No
         lambda url: store.publish(url, b"x"),
         lambda url: store.put(url, [b"x"]),
     ):
-        with store.patience(0), pytest.raises(StoreError, match=said) as caught:
+        with store.patience(0), pytest.raises(StoreError, match=message) as caught:
             act(f"{server.url}/a")
         assert caught.value.kind == kind
         assert "\n" not in str(caught.value)
@@ -242,11 +242,11 @@ def test_files_have_the_rights_the_user_wants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [("nowhere://a", "nowhere"), ("/proc/nothing/a", "/proc/nothing/a"), ("/dev/null/a", "Not a directory")],
 )
-def test_a_place_that_cannot_be_is_named(url: str, said: str) -> None:
-    with pytest.raises(StoreError, match=said) as caught:
+def test_a_place_that_cannot_be_is_named(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
         store.probe(url)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 3

@@ -11,18 +11,18 @@ from dtrain.storage import tokenfile
 from dtrain.storage.tokenfile import outside
 
 
-def told(path: Path | str, *words: str) -> list[str]:
+def problems(path: Path | str, *words: str) -> list[str]:
     return preflight.missing(plan("model=gpt", "data=tokens", f"data.path={path}", "data.sequence=8", *words))
 
 
 def test_a_vocabulary_smaller_than_the_tokens_is_refused_before_the_launch(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(5000, dtype=np.uint16) % 251)
     np.save(tmp_path / "b.npy", np.full(5000, 260, dtype=np.uint16))
-    assert told(tmp_path / "a.npy", "data.vocab=251") == []
-    assert told(tmp_path / "a.npy", "data.vocab=100") == [
+    assert problems(tmp_path / "a.npy", "data.vocab=251") == []
+    assert problems(tmp_path / "a.npy", "data.vocab=100") == [
         f"data.path={tmp_path / 'a.npy'}: token 250 is outside data.vocab=100. Type data.vocab=251 or more."
     ]
-    assert told(tmp_path / "a.npy", "data.vocab=251", f"data.holdout_path={tmp_path / 'b.npy'}") == [
+    assert problems(tmp_path / "a.npy", "data.vocab=251", f"data.holdout_path={tmp_path / 'b.npy'}") == [
         f"data.holdout_path={tmp_path / 'b.npy'}: token 260 is outside data.vocab=251. Type data.vocab=261 or more."
     ]
 
@@ -40,15 +40,15 @@ def test_what_is_no_token_file_is_refused_before_the_launch(
     tmp_path: Path, name: str, array: np.ndarray, problem: str
 ) -> None:
     np.save(tmp_path / f"{name}.npy", array)
-    (sentence,) = told(tmp_path / f"{name}.npy", "data.vocab=300")
+    (sentence,) = problems(tmp_path / f"{name}.npy", "data.vocab=300")
     assert sentence.startswith(f"data.path={tmp_path / name}.npy: ") and problem in sentence
 
 
 def test_a_bin_that_is_read_as_another_type_is_refused(tmp_path: Path) -> None:
     np.arange(200, dtype=np.uint32).tofile(tmp_path / "a.bin")
-    assert told(tmp_path / "a.bin", "data.vocab=200", "data.dtype=uint32") == []
+    assert problems(tmp_path / "a.bin", "data.vocab=200", "data.dtype=uint32") == []
     np.full(101, 9, dtype=np.uint8).tofile(tmp_path / "b.bin")
-    (sentence,) = told(tmp_path / "b.bin", "data.vocab=200")
+    (sentence,) = problems(tmp_path / "b.bin", "data.vocab=200")
     assert "cannot read tokens of" in sentence
 
 

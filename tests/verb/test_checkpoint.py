@@ -85,16 +85,16 @@ def dtrain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
     """(a run of two checkpoints from two ranks, its weights)."""
-    out = tmp_path_factory.mktemp("kept") / "run"
+    out = tmp_path_factory.mktemp("trained") / "run"
     return out, saved(out)
 
 
 @pytest.fixture
-def out(kept: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> Path:
+def out(trained: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> Path:
     """A copy to damage."""
-    shutil.copytree(kept[0], tmp_path / "run")
+    shutil.copytree(trained[0], tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -106,8 +106,8 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
     (torn / "COMMIT.json").write_text("{")
     shutil.copytree(first.parent, out / "checkpoints/step-00000004")
     (next((out / "checkpoints/step-00000004").iterdir()) / "COMMIT.json").unlink()
-    code, told = dtrain(capsys, "ls", f"out={out}")
-    lines = told.splitlines()
+    code, output = dtrain(capsys, "ls", f"out={out}")
+    lines = output.splitlines()
     assert code == 0
     states = {line.split()[0]: line.split()[2] for line in lines[1:5]}
     assert states == {"4": "uncommitted", "3": "damaged", "2": "valid", "1": "valid"}
@@ -119,7 +119,7 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
         and "newest" in valid
         and "ago" in valid
     )
-    assert "step 3: cannot read the commit" in told
+    assert "step 3: cannot read the commit" in output
     assert (
         dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid")
         == dtrain(capsys, "ls", f"out={first}")[1].count("valid")
@@ -142,16 +142,16 @@ def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(
 
 
 def test_verify_names_every_damaged_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = dtrain(capsys, "verify", f"out={out}")
-    assert code == 0 and told.count("whole ") == 2 and "0 damaged" in told
+    code, output = dtrain(capsys, "verify", f"out={out}")
+    assert code == 0 and output.count("whole ") == 2 and "0 damaged" in output
     files = sorted(newest(out).glob("*.safetensors"))
     for path in files:
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    code, told = dtrain(capsys, "verify", f"out={out}")
-    assert code == 1 and "1 damaged" in told
-    assert all(str(path) in told for path in files) and len(files) == 2
+    code, output = dtrain(capsys, "verify", f"out={out}")
+    assert code == 1 and "1 damaged" in output
+    assert all(str(path) in output for path in files) and len(files) == 2
     assert dtrain(capsys, "verify", f"out={out}", "step=1")[0] == 0
     files[0].unlink()
     assert dtrain(capsys, "verify", f"out={newest(out).parent.parent.parent}", "step=2")[0] == 1
@@ -163,13 +163,13 @@ def test_nothing_there_is_one_line(tmp_path: Path, out: Path, capsys: pytest.Cap
         ["verify", f"out={out}", "step=77"],
         ["export", f"out={tmp_path}/none", f"to={tmp_path}/to"],
     ):
-        code, told = dtrain(capsys, *words)
-        assert code == 3 and told.count("\n") == 1, told
+        code, output = dtrain(capsys, *words)
+        assert code == 3 and output.count("\n") == 1, output
 
 
 def test_wrong_words_are_told_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert dtrain(capsys)[0] == dtrain(capsys, "lss")[0] == 2
-    code, told = dtrain(capsys, "export", "weights=emma", "dtype=f8", "stepp=3", "step=x", "out=a")
+    code, output = dtrain(capsys, "export", "weights=emma", "dtype=f8", "stepp=3", "step=x", "out=a")
     assert code == 2
     for part in (
         "weights=emma: Did you mean ema?",
@@ -178,29 +178,30 @@ def test_wrong_words_are_told_all_at_once(capsys: pytest.CaptureFixture[str]) ->
         "step=x",
         "Type to=<URL>",
     ):
-        assert part in told, told
+        assert part in output, output
 
 
 @pytest.mark.parametrize("weights", ["model", "ema"])
 def test_export_gives_the_numbers_of_the_run(
-    kept: tuple[Path, dict[str, Tensor]], weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, dict[str, Tensor]], weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, whole = kept
-    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to", f"weights={weights}")
-    assert code == 0 and "no config.json" in told
-    found = load_file(tmp_path / "to/model.safetensors")
-    assert found.keys() == {name.removeprefix("model.") for name in whole if name.startswith("model.")}
+    out, whole = trained
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to", f"weights={weights}")
+    assert code == 0 and "no config.json" in output
+    weights_read = load_file(tmp_path / "to/model.safetensors")
+    assert weights_read.keys() == {name.removeprefix("model.") for name in whole if name.startswith("model.")}
     assert all(
-        torch.equal(tensor, whole.get(f"{weights}.{name}", whole[f"model.{name}"])) for name, tensor in found.items()
+        torch.equal(tensor, whole.get(f"{weights}.{name}", whole[f"model.{name}"]))
+        for name, tensor in weights_read.items()
     )
     with safe_open(tmp_path / "to/model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 def test_export_changes_the_type_when_asked_and_takes_the_step_that_is_named(
-    kept: tuple[Path, dict[str, Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, dict[str, Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, whole = kept
+    out, whole = trained
     assert dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to", "dtype=bf16")[0] == 0
     for name, tensor in load_file(tmp_path / "to/model.safetensors").items():
         assert torch.equal(tensor, whole[f"model.{name}"].bfloat16())
@@ -213,8 +214,8 @@ def test_export_writes_neither_nowhere_nor_where_the_run_does(
     to: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(out.rglob("*"))
-    code, said = dtrain(capsys, "export", f"out={out}", f"to={to.format(out=out)}")
-    assert code == 2 and "Type to=<" in said
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={to.format(out=out)}")
+    assert code == 2 and "Type to=<" in output
     assert sorted(out.rglob("*")) == before
 
 
@@ -223,12 +224,14 @@ def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(
 ) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "to/model.safetensors").write_text("mine")
-    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to")
-    assert code == 3 and "Type to=<another place>" in told and (tmp_path / "to/model.safetensors").read_text() == "mine"
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to")
+    assert (
+        code == 3 and "Type to=<another place>" in output and (tmp_path / "to/model.safetensors").read_text() == "mine"
+    )
     path = sorted(newest(out).glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/other")
-    assert code == 3 and path.name in told and not (tmp_path / "other/model.safetensors").exists()
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/other")
+    assert code == 3 and path.name in output and not (tmp_path / "other/model.safetensors").exists()
 
 
 def test_a_checkpoint_that_lies_is_one_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,8 +260,8 @@ def test_a_checkpoint_that_lies_is_one_line(out: Path, tmp_path: Path, capsys: p
 
     for change in (huge, outside, no_type):
         lie(change)
-        code, told = dtrain(capsys, "export", f"out={place}", f"to={tmp_path}/to")
-        assert code == 3 and told.count("\n") == 1, told
+        code, output = dtrain(capsys, "export", f"out={place}", f"to={tmp_path}/to")
+        assert code == 3 and output.count("\n") == 1, output
         assert dtrain(capsys, "verify", f"out={place}")[0] == 1
     assert not (tmp_path / "to").exists()
 
@@ -299,5 +302,5 @@ def save_here(out: str) -> dict[str, Any]:
 def test_object_storage_is_as_good(s3: str, tmp_path: Path) -> None:
     answer = ranks(1, on_storage, f"{s3}/verb", str(tmp_path))[0]
     assert answer["codes"] == [0, 0, 0, 3]
-    found = load_file(tmp_path / "model.safetensors")
-    assert all(tensor.tolist() == answer["whole"][f"model.{name}"] for name, tensor in found.items())
+    weights_read = load_file(tmp_path / "model.safetensors")
+    assert all(tensor.tolist() == answer["whole"][f"model.{name}"] for name, tensor in weights_read.items())

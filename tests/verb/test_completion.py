@@ -67,7 +67,7 @@ def test_a_real_shell_completes(shell: str, command: dict[str, str], tmp_path: P
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not here")
     (tmp_path / "script").write_text(SCRIPTS[shell])
-    said = []
+    suggestions = []
     for typed in ("strategy.resh", "strategy.reshard=n"):
         done = subprocess.run(
             [shell, "-c", ASKED[shell].format(typed)],
@@ -78,12 +78,12 @@ def test_a_real_shell_completes(shell: str, command: dict[str, str], tmp_path: P
             env=command,
             check=False,
         )
-        said.append(done.stdout.split())
+        suggestions.append(done.stdout.split())
         assert done.stderr == ""
     whole = (
         "never" if shell == "bash" else "strategy.reshard=never"
     )  # bash takes what stands behind = for a word of its own
-    assert said == [["strategy.reshard="], [whole]]
+    assert suggestions == [["strategy.reshard="], [whole]]
 
 
 def test_where_nothing_follows_nothing_is_said(command: dict[str, str]) -> None:

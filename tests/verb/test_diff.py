@@ -116,14 +116,19 @@ def test_code_and_the_end_are_compared(
     run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(text: str) -> str:
-        found: dict[str, Any] = json.loads(text)
-        found["versions"]["torch"], found["status"], found["metrics"]["eval_loss"], found["wall_seconds"] = (
+        document: dict[str, Any] = json.loads(text)
+        (
+            document["versions"]["torch"],
+            document["status"],
+            document["metrics"]["eval_loss"],
+            document["wall_seconds"],
+        ) = (
             "0.1",
             "stopped",
             2.0,
             1e6,
         )
-        return json.dumps(found)
+        return json.dumps(document)
 
     code, lines = shown(capsys, str(run), str(copied("result.json", change)))
     assert (
@@ -175,7 +180,7 @@ def test_what_lies_elsewhere_is_read_and_not_written(run: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "said"),
+    ("words", "error", "message"),
     [
         (["digits"], WordsError, "diff takes two or more, not 1"),
         (["digits", "digitss"], WordsError, "there is no such recipe. Did you mean digits"),
@@ -184,8 +189,8 @@ def test_what_lies_elsewhere_is_read_and_not_written(run: Path, capsys: pytest.C
         (["memory://nothing", "digits"], WordsError, "memory://nothing"),
     ],
 )
-def test_a_side_that_is_none_is_told(words: list[str], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_a_side_that_is_none_is_told(words: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         diff.run(words)
 
 

@@ -42,11 +42,13 @@ def test_it_runs_whole_on_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_json_says_the_same_for_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = dtrain(capsys, "json", f"out={tmp_path}/run")
-    report = json.loads(told)
+    code, output = dtrain(capsys, "json", f"out={tmp_path}/run")
+    report = json.loads(output)
     assert (code, report["exit_code"]) == (0, 0)
-    assert {"packages", "gpu", "storage", "speed", "torch", "ranks"} <= {found["check"] for found in report["findings"]}
-    assert all(found["verdict"] in ("ok", "note", "stop") for found in report["findings"])
+    assert {"packages", "gpu", "storage", "speed", "torch", "ranks"} <= {
+        finding["check"] for finding in report["findings"]
+    }
+    assert all(finding["verdict"] in ("ok", "note", "stop") for finding in report["findings"])
 
 
 @pytest.mark.usefixtures("quick")
@@ -54,19 +56,19 @@ def test_what_would_stop_a_run_is_exit_code_3_and_says_what_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    code, told = dtrain(capsys, f"out={tmp_path}/file/run", "data.path=/no/such/place")
+    code, output = dtrain(capsys, f"out={tmp_path}/file/run", "data.path=/no/such/place")
     assert code == 3
-    assert "STOP  words        data.path=/no/such/place" in told
-    stop = next(index for index, line in enumerate(told.splitlines()) if line.startswith("STOP  storage"))
-    assert told.splitlines()[stop + 1].strip().startswith("-> ")
-    assert "would stop a run" in told.splitlines()[-1]
-    assert "Traceback" not in told
+    assert "STOP  words        data.path=/no/such/place" in output
+    stop = next(index for index, line in enumerate(output.splitlines()) if line.startswith("STOP  storage"))
+    assert output.splitlines()[stop + 1].strip().startswith("-> ")
+    assert "would stop a run" in output.splitlines()[-1]
+    assert "Traceback" not in output
 
 
 def test_wrong_words_are_refused_before_anything_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = dtrain(capsys, "strategy=fdsp")
+    code, output = dtrain(capsys, "strategy=fdsp")
     assert code == 2
-    assert told.startswith("dtrain: strategy=fdsp")
+    assert output.startswith("dtrain: strategy=fdsp")
 
 
 def test_among_ranks_of_somebody_else_it_does_not_start(
@@ -74,9 +76,9 @@ def test_among_ranks_of_somebody_else_it_does_not_start(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    code, told = dtrain(capsys)
+    code, output = dtrain(capsys)
     assert code == 2
-    assert "unset RANK" in told
+    assert "unset RANK" in output
 
 
 @pytest.mark.usefixtures("quick")
@@ -88,10 +90,10 @@ def test_a_check_that_fails_itself_is_a_line(
         raise RuntimeError("secret at s3://user:hidden@host/b\nand more")
 
     monkeypatch.setattr(doctor, "CHECKS", (shaky,))
-    code, told = dtrain(capsys, f"out={tmp_path}")
+    code, output = dtrain(capsys, f"out={tmp_path}")
     assert code == 0
-    assert "note  shaky        this check failed: RuntimeError: secret at s3://***@host/b" in told
-    assert "hidden" not in told
+    assert "note  shaky        this check failed: RuntimeError: secret at s3://***@host/b" in output
+    assert "hidden" not in output
 
 
 def test_a_plugin_that_breaks_the_reading_of_words_is_named(
@@ -106,7 +108,7 @@ def test_a_plugin_that_breaks_the_reading_of_words_is_named(
         "plugins",
         lambda case=None: [Finding("plugins", "note", "hydra_plugins.bad cannot be loaded", "pip uninstall bad")],
     )
-    code, told = dtrain(capsys)
+    code, output = dtrain(capsys)
     assert code == 3
-    assert "STOP  plugins      hydra_plugins.bad" in told
-    assert "-> pip uninstall bad" in told
+    assert "STOP  plugins      hydra_plugins.bad" in output
+    assert "-> pip uninstall bad" in output

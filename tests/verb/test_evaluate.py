@@ -43,9 +43,9 @@ def test_every_mesh_sees_the_loss_that_training_saw(run: Path) -> None:
 
 def test_a_checkpoint_is_found_by_its_url(run: Path) -> None:
     step = next((run / "checkpoints").iterdir())
-    said = dtrain("evaluate", f"out={run}")
-    assert dtrain("evaluate", f"init={step}") == said
-    assert dtrain("evaluate", f"init={next(step.iterdir())}") == said
+    output = dtrain("evaluate", f"out={run}")
+    assert dtrain("evaluate", f"init={step}") == output
+    assert dtrain("evaluate", f"init={next(step.iterdir())}") == output
 
 
 def test_every_mesh_writes_the_same_text(run: Path) -> None:

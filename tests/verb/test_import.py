@@ -61,7 +61,7 @@ def test_as_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "import takes one file or URL, not none. Type dtrain import ds_config.json."),
         (["a.json", "b.json"], "one file or URL, not 2"),
@@ -72,9 +72,9 @@ def test_as_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ([DS, "as=ray", "as=deepspeed"], "was given before"),
     ],
 )
-def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -106,8 +106,10 @@ def test_no_trust_is_named_without_what_it_allows(tmp_path: Path, capsys: pytest
         path.write_text(text)
         for words in ([str(path), "as=axolotl"], [str(path), "as=axolotl", f"to={tmp_path}/mine.yaml"]):
             assert run(words) == 0
-            said = capsys.readouterr().out
-            assert "trust=[transformers]" in said and "lets any code of transformers run with your permissions" in said
+            output = capsys.readouterr().out
+            assert (
+                "trust=[transformers]" in output and "lets any code of transformers run with your permissions" in output
+            )
             (tmp_path / "mine.yaml").unlink(missing_ok=True)
     path.write_text('{"per_device_train_batch_size": 8, "num_train_epochs": 1}')
     assert main(["import", str(path)]) == 2

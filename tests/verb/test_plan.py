@@ -31,11 +31,11 @@ BIG = [
 
 def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *BIG, "nodes=128", "batch=2048", "microbatch=1"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in ("memory", "work", "collectives", "time", "pipeline", "placement"):
-        assert f"\n{name} " in told, name
-    assert "70.6B parameters" in told
-    assert max(len(line) for line in told.splitlines() if line.startswith(" ")) < 200
+        assert f"\n{name} " in output, name
+    assert "70.6B parameters" in output
+    assert max(len(line) for line in output.splitlines() if line.startswith(" ")) < 200
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -53,18 +53,18 @@ def test_pictures_are_as_wide_as_the_screen(
 
 def test_the_same_for_tools(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "json", "model=mlp", "data=synthetic", "devices=2", "strategy=ddp"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["plan"]["mesh"]["dp_replicate"] == 2
-    assert told["prediction"]["calls"][0]["kind"] == "all_reduce"
-    assert told["changes"] == []
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"]["mesh"]["dp_replicate"] == 2
+    assert document["prediction"]["calls"][0]["kind"] == "all_reduce"
+    assert document["changes"] == []
 
 
 def test_what_does_not_fit_is_said_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     small = "model.layers=32 model.width=4096 model.heads=32 model.hidden=14336 data=synthetic data.sequence=8192 strategy=fsdp precision=bf16 cluster=h100x8"
     assert main(["plan", *small.split(), "batch=64", "microbatch=8"]) == 0
-    told = capsys.readouterr().out
-    assert "DOES NOT FIT" in told
-    assert 1 <= told.count("\ntry ") <= 3
+    output = capsys.readouterr().out
+    assert "DOES NOT FIT" in output
+    assert 1 <= output.count("\ntry ") <= 3
 
 
 def test_predictions_need_no_torch() -> None:
@@ -101,7 +101,7 @@ def test_a_plan_says_before_it_runs_code_of_others(
         "trust=[said_first]",
     ]
     assert main(["plan", *own]) == 0
-    said = capsys.readouterr().err
-    assert said.index("note: planning runs code of said_first") < said.index("IT RUNS")
+    errors = capsys.readouterr().err
+    assert errors.index("note: planning runs code of said_first") < errors.index("IT RUNS")
     assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0
     assert "runs code" not in capsys.readouterr().err, "a model of ours is known without running anything"

@@ -31,10 +31,10 @@ def test_recipes_of_this_folder_come_after_ours(here: Path, capsys: pytest.Captu
         "# Mine. And more.\nrequires: {gpus: 2, memory: 40}\nexpect: {step: 50, loss: [1, 2]}\nsteps: 5\n"
     )
     (here / "recipes" / "broken.yaml").write_text("steps: 1\nmodel: [\n")
-    said = listed(capsys)
-    assert "recipes/mine.yaml    Mine. And more." in said
-    assert "needs 2 GPU(s), 40 GiB · loss 1 to 2 at step 50" in said
-    assert "recipes/broken.yaml  cannot be read: line 3" in said
+    output = listed(capsys)
+    assert "recipes/mine.yaml    Mine. And more." in output
+    assert "needs 2 GPU(s), 40 GiB · loss 1 to 2 at step 50" in output
+    assert "recipes/broken.yaml  cannot be read: line 3" in output
 
 
 def test_a_folder_or_url_can_be_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

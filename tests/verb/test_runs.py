@@ -262,8 +262,8 @@ def test_rm_asks_and_removes_those_alone(
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         assert runs.run(["rm", "runs/a"]) == int(there)
         assert a.exists() is there and (b / "config.yaml").exists()
-    said = capsys.readouterr().out
-    assert said.count("Type yes: ") == 3 and said.count("nothing was removed") == 2 and "removed runs/a" in said
+    output = capsys.readouterr().out
+    assert output.count("Type yes: ") == 3 and output.count("nothing was removed") == 2 and "removed runs/a" in output
 
 
 def test_rm_refuses_what_is_held_and_what_is_no_run(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     main(words)
     return "".join(capsys.readouterr())
 
@@ -75,17 +75,17 @@ def rotated(text: str, *places: Any) -> Sequence[Any]:
 
 @pytest.mark.parametrize("text", ALL, ids=repr)
 def test_what_a_recipe_says(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = json.dumps(text)
-    for line in rotated(text, f"model: {said}", f"{said}: 1", f"model.{said[1:-1]}: 1", f"seed: {said}", f"data: {{path: {said}}}", f"recipe: {said}", f"model: {{_target_: {said}}}", f"trust: {said}",
-                 f"logger: {said}", f"hook: [{said}]", f"requires: {{versions: [{said}]}}", f"defaults: [{said}]", f"optim: {{lr: {said}}}"):  # fmt: skip
+    quoted = json.dumps(text)
+    for line in rotated(text, f"model: {quoted}", f"{quoted}: 1", f"model.{quoted[1:-1]}: 1", f"seed: {quoted}", f"data: {{path: {quoted}}}", f"recipe: {quoted}", f"model: {{_target_: {quoted}}}", f"trust: {quoted}",
+                 f"logger: {quoted}", f"hook: [{quoted}]", f"requires: {{versions: [{quoted}]}}", f"defaults: [{quoted}]", f"optim: {{lr: {quoted}}}"):  # fmt: skip
         (here / "mine.yaml").write_text(f"# {text!r}\n{line}\n")
-        harmless(told(["plan", "recipe=mine.yaml"], capsys), here)
+        harmless(output(["plan", "recipe=mine.yaml"], capsys), here)
     (here / "mine.yaml").write_text(
-        f"generate: {{prompt: {said}}}\nmodel: {{_target_: torch.nn.Linear, in_features: {said}, out_features: 1}}\n"
+        f"generate: {{prompt: {quoted}}}\nmodel: {{_target_: torch.nn.Linear, in_features: {quoted}, out_features: 1}}\n"
     )
     for verb in rotated(text, "plan", "train", "verify", "doctor", "diff", "evaluate", "generate"):
-        harmless(told([verb, "recipe=mine.yaml", "seed=x"], capsys), here)
-    harmless(told(["plan", "why", "recipe=mine.yaml"], capsys), here)
+        harmless(output([verb, "recipe=mine.yaml", "seed=x"], capsys), here)
+    harmless(output(["plan", "why", "recipe=mine.yaml"], capsys), here)
 
 
 @pytest.mark.parametrize("text", ALL, ids=repr)
@@ -116,7 +116,7 @@ def test_what_is_typed(text: str, here: Path, capsys: pytest.CaptureFixture[str]
             f"out={text.replace('/', '')}x/y",
         ):
             if not (verb in ("train", "doctor", "verify") and word.startswith("out=")):  # which would begin
-                harmless(told([verb, word], capsys), here)
+                harmless(output([verb, word], capsys), here)
 
 
 @pytest.mark.parametrize("text", [text for text in ALL if "\0" not in text], ids=repr)
@@ -143,7 +143,7 @@ def test_what_names_a_file(text: str, here: Path, capsys: pytest.CaptureFixture[
     for words in rotated(text, ["recipes", path], ["plan", f"recipe={path}/{name}.yaml"], ["plan", f"recipe={path}"], ["import", f"{path}/ds.json"], ["import", f"{path}/axo.yaml", "as=axolotl"],
                   ["import", f"{path}/ds.json", f"to={path}/to.yaml"], ["checkpoint", "ls", f"out={path}"], ["checkpoint", "verify", f"out={path}"], ["evaluate", f"out={path}"],
                   ["diff", path, path], ["runs", path], ["plan", f"hydra.searchpath=[{path}]"], ["completion", "words", "plan", f"recipe={here}/d"], ["plan", f"data.path={path}/nothing", "data=tokens"]):  # fmt: skip
-        printed = told(words, capsys)
+        printed = output(words, capsys)
         harmless(printed, here, commands=words[0] != "completion")
         if words[0] == "completion" and text in COMMANDS:
             assert "PWNED" not in printed and "touch" not in printed, "what is offered is typed for the person"
@@ -157,7 +157,7 @@ def test_what_a_killed_run_left(text: str, here: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     (folder / "lock").write_text(str(here / "scratch"))
     monkeypatch.setattr(process, "_everywhere", lambda: here)
-    (finding,) = [found for found in host.left(None) if "in memory" in found.text]  # type: ignore[arg-type]
+    (finding,) = [each for each in host.left(None) if "in memory" in each.text]  # type: ignore[arg-type]
     harmless(finding.text, here)
     subprocess.run(
         ["bash", "-c", "true " + finding.advice.split(" or ", 1)[1]],
@@ -178,8 +178,8 @@ def test_what_another_user_left_is_not_looked_at(here: Path, monkeypatch: pytest
     real = Path.lstat
 
     def lstat(path: Path) -> Any:
-        found = real(path)
-        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if path == folder else found
+        status = real(path)
+        return os.stat_result((*status[:4], status.st_uid + 1, *status[5:])) if path == folder else status
 
     monkeypatch.setattr(Path, "lstat", lstat)
     assert process.stale() == []

@@ -106,9 +106,9 @@ def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [((), True), (("backend.kernels=deterministic",), False), (("backend=gloo",), False)]
+    ("words", "advised"), [((), True), (("backend.kernels=deterministic",), False), (("backend=gloo",), False)]
 )
-def test_where_kernels_of_a_gpu_may_be_the_reason_it_says_what_to_type(words: tuple[str, ...], said: bool) -> None:
+def test_where_kernels_of_a_gpu_may_be_the_reason_it_says_what_to_type(words: tuple[str, ...], advised: bool) -> None:
     asked = composed(*([] if words == ("backend=gloo",) else ["backend=nccl"]), *words)
     runs = Runs(resolve(asked, Cluster(gpus=1, cpus=4)), asked)
-    assert ("type backend=nccl backend.kernels=deterministic" in runs.order()) == said
+    assert ("type backend=nccl backend.kernels=deterministic" in runs.order()) == advised

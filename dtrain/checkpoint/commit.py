@@ -12,6 +12,7 @@ from dtrain.checkpoint.format import mapping, strict
 from dtrain.config import structure
 from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 from dtrain.errors import StoreError
+from dtrain.secrets import masked, screen
 from dtrain.storage import store
 from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
 
@@ -171,6 +172,13 @@ def first(candidates: Iterable[Candidate]) -> tuple[tuple[str, dict[str, Any]] |
             return (url, commit), damaged
         damaged.append((url, problem))
     return None, damaged
+
+
+def report_damaged(faults: Iterable[str], step: int) -> None:
+    """Print the faults of the checkpoints that a reader passed over, and the step that it uses."""
+    for fault in faults:
+        text = f"a damaged checkpoint is passed over: {fault}. Step {step} is used instead."
+        screen.complain(masked(text), begin="note: ")
 
 
 def _check(commit: Mapping[str, Any]) -> None:

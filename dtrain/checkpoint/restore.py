@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtrain.checkpoint.commit import Candidate, DamagedError, first
+from dtrain.checkpoint.commit import Candidate, DamagedError, first, report_damaged
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
@@ -18,7 +18,8 @@ Commit = Mapping[str, Any]
 
 class Restore:
     """Loads checkpoints; all ranks call the methods in the same order. A skipped checkpoint adds a sentence to
-    `damaged` and its place to `passed_over`. `hint`: what to type if one is of another model or optimizer.
+    `damaged`, which rank 0 prints once another one is loaded, and its place to `passed_over`. `hint`: what to type if
+    one is of another model or optimizer.
     """
 
     def __init__(self, mesh: Mesh, hint: str = "") -> None:
@@ -61,6 +62,7 @@ class Restore:
         wanted = self._wanted(commit, state)
         self._check(url, commit, wanted, ("model.", "optim."))
         memory.fill(copy, wanted)
+        self._report(commit)
         self._finish(url, commit, state, wanted)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
@@ -88,11 +90,16 @@ class Restore:
             self._skip(url, fault)
             return False
         self._mesh.on_all(f"load {url}", reading.fill)
+        self._report(commit)
         return True
 
     def _skip(self, url: str, fault: str) -> None:
         self.damaged.append(fault)
         self.passed_over.add(place(url))
+
+    def _report(self, commit: Commit) -> None:
+        if self._mesh.rank == 0:
+            report_damaged(self.damaged, commit["step"])
 
     def _check(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
         """Raises StoreError on all ranks if the commit does not fit the state of one of them."""

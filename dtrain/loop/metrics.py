@@ -117,7 +117,6 @@ class Log:
             self.event("restarted", reason=os.environ[environment.RESTART_REASON])
         for sentence in checkpoint.damaged:
             self.event("damaged", error=sentence)
-            self.note(f"passed over a damaged checkpoint: {sentence}")
         facts = {"ranks": self._mesh.world, "parameters": parameters, "plan": self._plan.digest}
         self.event("started", step=step, **facts, versions=versions())
         self.note(

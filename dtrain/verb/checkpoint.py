@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt
 
 TAKES = {"ls": ("out", "step"), "verify": ("out", "step"), "export": ("out", "step", "to", "weights", "dtype")}
+UNREAD = "valid: the commit and the sizes of its files are right. dtrain checkpoint verify reads the bytes too."
 CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
 
 
@@ -109,21 +110,28 @@ def _verify(attempts: Sequence["Attempt"]) -> int:
 
 
 def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, str]) -> int:
-    """Export the newest valid checkpoint."""
+    """Export the newest checkpoint whose bytes are intact."""
+    from dtrain.checkpoint.commit import DamagedError, report_damaged
     from dtrain.checkpoint.export import CONFIG, export
 
-    attempt = next((attempt for attempt in attempts if attempt.commit is not None), None)
-    if attempt is None or attempt.commit is None:
-        raise StoreError.during(
-            "export", source, next((one.fault for one in attempts if one.fault), "no checkpoint was committed")
-        )
-    written = export(
-        attempt.url, attempt.commit, options["to"], weights=options.get("weights", "model"), dtype=options.get("dtype")
-    )
-    screen.say(*map(screen.on_one_line, [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]))
-    if not any(url.endswith(CONFIG) for url in written):
-        screen.say("  (no config.json: the model is not from transformers)")
-    return 0
+    faults = list[str]()
+    for attempt in attempts:
+        if attempt.commit is None:
+            faults += filter(None, [attempt.fault])
+            continue
+        weights, dtype = options.get("weights", "model"), options.get("dtype")
+        try:
+            written = export(attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype)
+        except DamagedError as error:
+            faults.append(str(error))
+            continue
+        report_damaged(faults, attempt.step)
+        lines = [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]
+        screen.say(*map(screen.on_one_line, lines))
+        if not any(url.endswith(CONFIG) for url in written):
+            screen.say("  (no config.json: the model is not from transformers)")
+        return 0
+    raise StoreError.during("export", source, "; ".join(faults[:3]) or "no checkpoint was committed")
 
 
 def _policy(source: str) -> Mapping[str, object]:
@@ -146,7 +154,7 @@ def _table(attempts: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
 
     faults = [f"step {attempt.step}: {attempt.fault}" for attempt in attempts if attempt.fault]
     notes = map(screen.on_one_line, [*faults, *filter(None, [survey.dispute(attempts)])])
-    return "\n".join([screen.table(rows), *notes])
+    return "\n".join([screen.table(rows), *notes, *[UNREAD] * bool(valid)])
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:

@@ -1,5 +1,7 @@
 """Checkpoints: saved on one mesh, read on any other, bit by bit; what is damaged is named; nothing valid is ever thrown away."""
 
+import contextlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from dtrain.precision import LossScale
 from dtrain.storage import store
 from dtrain.storage.attempts import folder, listed
 
-SINGLE = PARTS["strategy"]
+SINGLE, FSDP = PARTS["strategy"], STRATEGIES["fsdp"]
 LAYOUTS: dict[str, tuple[dict[str, int], Any]] = {
     "single": ({"dp_shard": 1}, SINGLE),
     "ddp 2": ({"dp_replicate": 2}, STRATEGIES["ddp"]),
@@ -316,6 +318,29 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(tmp_path: Path) 
     step, (sentence,), newest = alone(work)
     assert step == 2
     assert newest in sentence
+
+
+@pytest.mark.parametrize("reader", ["restore", "load_weights", "load_state"])
+def test_every_reader_prints_once_which_checkpoint_is_damaged_and_which_step_is_used(
+    tmp_path: Path, reader: str
+) -> None:
+    def work(mesh: Mesh) -> str:
+        state, checkpoint, printed = state_on(mesh, FSDP), sharded(mesh, tmp_path), io.StringIO()
+        commit(checkpoint, state)
+        state.step += 1
+        newest = Path(commit(checkpoint, state))
+        if mesh.rank == 0:
+            path = sorted(newest.glob("*.safetensors"))[-1]
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        mesh.barrier()
+        source = () if reader == "restore" else (str(tmp_path),)
+        with contextlib.redirect_stderr(printed):
+            getattr(sharded(mesh, tmp_path), reader)(*source, state_on(mesh, FSDP, steps=0))
+        return printed.getvalue()
+
+    first, second = on_mesh(work, dp_shard=2)
+    assert first.count("\n") == 1 and first.startswith("note: ") and second == ""
+    assert "checkpoints/step-00000003/" in first and first.endswith("Step 2 is used instead.\n")
 
 
 @pytest.mark.parametrize(("degrees", "strategy"), [LAYOUTS["single"], LAYOUTS["fsdp 2"]], ids=["single", "fsdp 2"])

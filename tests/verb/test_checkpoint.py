@@ -120,11 +120,9 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
         and "ago" in valid
     )
     assert "step 3: cannot read the commit" in output
-    assert (
-        dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid")
-        == dtrain(capsys, "ls", f"out={first}")[1].count("valid")
-        == 1
-    )
+    assert "sizes" in lines[-1] and "checkpoint verify" in lines[-1], "that the bytes are not checked"
+    for place in (first.parent, first):
+        assert dtrain(capsys, "ls", f"out={place}")[1].count(" valid ") == 1
 
 
 def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(
@@ -134,7 +132,7 @@ def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(
     for folder in (out, attempt.parent):
         (folder / "COMMIT.json").write_text("{}")
         shutil.copy(next(attempt.glob("*.safetensors")), folder)
-    assert dtrain(capsys, "ls", f"out={out}")[1].count("valid") == 2
+    assert dtrain(capsys, "ls", f"out={out}")[1].count(" valid ") == 2
     assert "2 checked, 0 damaged" in dtrain(capsys, "verify", f"out={out}")[1]
     assert newest(out) == newest(attempt.parent) == newest(attempt) == attempt
     for place in (attempt.parent, attempt):
@@ -230,8 +228,20 @@ def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(
     )
     path = sorted(newest(out).glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/other")
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/other", "step=2")
     assert code == 3 and path.name in output and not (tmp_path / "other/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("bytes_left", [100, -1], ids=["cut", "changed"])
+def test_export_names_a_damaged_newest_checkpoint_and_takes_the_older_one(
+    bytes_left: int, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sorted(newest(out).glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:bytes_left] + b"\0" * (bytes_left < 0))
+    code, output = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to")
+    assert code == 0 and (tmp_path / "to/model.safetensors").exists()
+    (note,) = [line for line in output.splitlines() if line.startswith("note: ")]
+    assert str(path.parent) in note and path.name in note and "Step 1 is used" in note
 
 
 def test_a_checkpoint_that_lies_is_one_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,42 @@ def test_a_fact_or_an_order_that_means_nothing_is_refused(
         explained(resolve(compose(["devices=2", *words.split()]), CPUS))
 
 
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        (
+            "schedule.teeth=0",
+            "schedule.teeth=0 (command line): schedule.teeth is an integer >= 1. Type schedule.teeth=1.",
+        ),
+        ("model.width=1.5", "model.width=1.5 (command line): model.width is an integer. Type model.width=2."),
+        ("data.samples=lots", "data.samples=lots (command line): data.samples is an integer. Type"),
+        ("optim.lr=abc", "optim.lr=abc (command line): optim.lr is a number. Type"),
+        ("hook.pulse.every=often", "hook.pulse.every=often (command line): hook.pulse.every is an integer. Type"),
+    ],
+)
+def test_values_that_its_word_or_its_annotations_do_not_allow_are_refused(kit: Path, word: str, sentence: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        resolve(compose([*ALL.split(), word]), CPUS)
+    assert [problem for problem in caught.value.problems if problem.startswith(sentence)] == [*caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("width: ???", "model=mine needs model.width. Type model.width=<an integer>. (model: command line)"),
+        ("layers: ???", "model=mine needs model.layers. Type model.layers=<an integer>. (model: command line)"),
+    ],
+)
+def test_what_its_word_leaves_to_the_user_is_asked_for(kit: Path, argument: str, sentence: str) -> None:
+    name = argument.partition(":")[0]
+    text = (kit / "conf/model/net.yaml").read_text()
+    (kit / "conf/model/mine.yaml").write_text(re.sub(rf"^{name}:.*$", argument, text, flags=re.MULTILINE))
+    with pytest.raises(WordsError) as caught:
+        resolve(compose([*ALL.split(), "model=mine"]), CPUS)
+    assert caught.value.problems == (sentence,)
+    assert resolve(compose([*ALL.split(), "model=mine", f"model.{name}=2"]), CPUS).model[name] == 2
+
+
 def test_auto_chooses_it_where_it_alone_fits(kit: Path) -> None:
     words = "model.width=256 batch=16 accumulate=4 devices=2 optim=sgd optim.momentum=0"
     peaks = {name: predicted(f"{words} strategy={name}")[1].memory.peak for name in ("fsdp", "zero2", "thin")}

@@ -155,12 +155,13 @@ def _plan_on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
 
 
 def _with_sources(problem: str, config: Config) -> str:
-    """Append to a problem the source of each `key=value` in it that has this value in the config."""
+    """Append to a problem the source of each `key=value` in it that has this value in the config, if it lacks it."""
     facts, sources = problem.partition(" Type ")[0], {}
     for match in KEY.finditer(facts):
         value = _value(config, match[1])
         if value is not UNKNOWN and facts.startswith((spelling(value), str(value)), match.end()):
             sources[match[1]] = config.sources.get(match[1], "default")
+    sources = {key: source for key, source in sources.items() if f"({source})" not in facts}
     return problem + f" ({', '.join(f'{key}: {source}' for key, source in sources.items())})" * bool(sources)
 
 

@@ -8,12 +8,13 @@ decorators, `*args`) and packages that are not installed are ignored.
 import ast
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from dtrain.resolve import annotation
 from dtrain.resolve.source import ASSIGNMENTS, Module, file_of, mentions, module_of
 
 KNOWN_DECORATORS = {
@@ -27,11 +28,14 @@ DEEPEST = 12
 
 @dataclass(frozen=True)
 class Signature:
-    """`required` and `optional` keyword arguments; `open`: any other keyword is accepted too."""
+    """`required` and `optional` keyword arguments; `open`: any other keyword is accepted too; `allowed`: the values of
+    those whose annotations declare them.
+    """
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     open: bool = False
+    allowed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,7 +202,7 @@ def _of_partial(module: Module, value: ast.expr | None, paths: tuple[str, ...], 
         return None
     required = tuple(name for name in target.required if name not in bound)
     late = tuple(name for name in target.required if name in bound)
-    return Signature(required, (*late, *target.optional), target.open)
+    return Signature(required, (*late, *target.optional), target.open, target.allowed)
 
 
 def _of_method(module: Module, statement: ast.stmt, rest: Sequence[str]) -> Signature | Missing | None:
@@ -242,7 +246,7 @@ def _of_class(module: Module, statement: ast.ClassDef, paths: tuple[str, ...], d
 
 
 def _of_dataclass(statement: ast.ClassDef, above: Signature) -> Signature | None:
-    required, optional = list(above.required), list(above.optional)
+    required, optional, allowed = list(above.required), list(above.optional), dict(above.allowed)
     for decorator in statement.decorator_list:
         if isinstance(decorator, ast.Call) and any(keyword.arg == "init" for keyword in decorator.keywords):
             return None
@@ -258,7 +262,8 @@ def _of_dataclass(statement: ast.ClassDef, above: Signature) -> Signature | None
                 continue
             needed = not options & {"default", "default_factory"}
         (required if needed else optional).append(entry.target.id)
-    return Signature(tuple(required), tuple(optional))
+        allowed[entry.target.id] = annotation.allowed(entry.annotation, entry.value)
+    return Signature(tuple(required), tuple(optional), allowed=_declared(allowed))
 
 
 def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) -> Signature:
@@ -270,7 +275,16 @@ def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) ->
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         (optional if default is not None else required).append(argument.arg)
     is_open = arguments.kwarg is not None or bool(arguments.posonlyargs[skip:])
-    return Signature(tuple(required), tuple(optional), is_open)
+    defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    allowed = {
+        argument.arg: annotation.allowed(argument.annotation, default)
+        for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=False)
+    }
+    return Signature(tuple(required), tuple(optional), is_open, _declared(allowed))
+
+
+def _declared(allowed: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: values for name, values in allowed.items() if values}
 
 
 def _plain(decorators: Sequence[ast.expr]) -> bool:

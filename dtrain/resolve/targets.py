@@ -1,15 +1,21 @@
-"""Checks the arguments of every `_target_`, including nested ones, against the signature in its source."""
+"""Checks the arguments of every `_target_`, including nested ones, against the signature in its source: their names,
+and the values that its annotations declare.
+"""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dtrain import secrets
 from dtrain.cluster import Cluster
+from dtrain.config import constraints
 from dtrain.config.facts import about
 from dtrain.config.schema import GROUPS, Config
 from dtrain.errors import nearest
 from dtrain.resolve import trust
 from dtrain.resolve.signature import Missing, Signature, signature
-from dtrain.resolve.values import parts_of
+from dtrain.resolve.unknown import UNKNOWN
+from dtrain.resolve.values import parts_of, sentence
 
 PASSED: Mapping[str, frozenset[str]] = {
     "optim": frozenset({"model"}),
@@ -32,6 +38,7 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Ite
                 passed = PASSED.get(group, frozenset[str]()) if nested is part else frozenset[str]()
                 if not (own and nested is part):
                     yield from _judge(nested, place, passed, called=place in called)
+                    yield from _values(nested, place, config)
 
 
 def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -45,6 +52,22 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
             yield from _targets(value, f"{path}.{index}")
+
+
+def _values(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
+    """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
+    `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
+    """
+    takes, stated = signature(str(part["_target_"])), about(part).get("allowed") or {}
+    declared = takes.allowed if isinstance(takes, Signature) else {}
+    for name, value in part.items():
+        if name in stated or name[0] == "_" or value is UNKNOWN:
+            continue
+        allowed = declared.get(name, "any")
+        late = isinstance(value, str) and (secrets.HERE.search(value) or (path == "model" and value == "auto"))
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if value == "???" or not (late or endless or constraints.fits(value, allowed)):
+            yield sentence(f"{path}.{name}", value, allowed, config)
 
 
 def _judge(part: Mapping[str, Any], path: str, passed: frozenset[str], *, called: bool) -> Iterable[str]:

@@ -26,7 +26,7 @@ def judge(config: Config) -> dict[str, str]:
         for key, value, allowed in _values(config)
         if value is not UNKNOWN and (value == "???" or not constraints.fits(value, allowed))
     )
-    return {key: _sentence(key, value, allowed, config) for key, value, allowed in wrong}
+    return {key: sentence(key, value, allowed, config) for key, value, allowed in wrong}
 
 
 def without(config: Config, wrong: Iterable[str]) -> Config:
@@ -81,7 +81,8 @@ def parts_of(config: Config, group: str) -> list[tuple[str, Part]]:
     return [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]
 
 
-def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
+def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
+    """The problem with a value that is not allowed, or with `???`, and what to type."""
     if value == "???":
         group, source = key.split(".")[0], config.sources.get(key)
         who = f"{source} leaves {key} to you" if source else f"{group}={config.choices[group]} needs {key}"

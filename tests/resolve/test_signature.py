@@ -74,8 +74,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("name", "signature_of"),
     [
-        ("Data", Signature(("root",), ("size", "tags"))),
-        ("More", Signature(("root",), ("size", "tags", "extra"))),
+        (
+            "Data",
+            Signature(("root",), ("size", "tags"), allowed={"root": "text", "size": "int", "tags": "list of any"}),
+        ),
+        (
+            "More",
+            Signature(
+                ("root",),
+                ("size", "tags", "extra"),
+                allowed={"root": "text", "size": "int", "tags": "list of any", "extra": "number"},
+            ),
+        ),
         ("Net", Signature(("width",), ("depth",))),
         ("parts.Base", Signature(("width",), ("depth",))),
         ("Other", Signature()),

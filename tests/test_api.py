@@ -139,7 +139,7 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     (tmp_path / "own.py").write_text(page)
     assert len(page[page.index("def train") :].splitlines()) <= 30
     common = ["data=synthetic", "model.layers=2", "model.width=16", "model.heads=2", "schedule=constant"]
-    common += ["logger=[]", "hook=[]", "devices=2", "evaluate.samples=8"]
+    common += ["logger=[]", "hook=[]", "devices=2", "evaluate.every=0"]
 
     def loss(*more: str) -> float:
         ran = commands.run(*common, *words, *more, cwd=tmp_path, env=environment())
@@ -152,5 +152,5 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     assert loss(*own, "steps=6", "out=whole") == whole
     again = commands.run(*common, *words, *own, "steps=6", "out=whole", cwd=tmp_path, env=environment())
     assert again.returncode == 0 and "already finished" in again.stdout
-    assert loss(*own, "steps=3", "out=parts") != whole
+    assert loss(*own, "steps=6", "stop_after=3", "out=parts") != whole
     assert loss(*own, "steps=6", "out=parts") == whole

@@ -23,6 +23,7 @@ from dtrain.resolve import (
     declared,
     epochs,
     fit,
+    loop,
     machine,
     mesh,
     model_axes,
@@ -82,6 +83,7 @@ RULES: tuple[Rule, ...] = (
     fit.parts,
     trust.targets,
     targets.arguments,
+    loop.words,
     out.where,
 )
 

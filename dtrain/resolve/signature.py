@@ -61,10 +61,10 @@ class Definition(NamedTuple):
 
 def signature(target: str) -> Signature | Missing | None:
     """Signature of a dotted name; None if its source does not show it."""
-    return _signature(target, _paths())
+    return _signature(target, search_folders())
 
 
-def _paths() -> tuple[str, ...]:
+def search_folders() -> tuple[str, ...]:
     """Folders to search; dtrain itself may be outside sys.path, for example in an editable install."""
     return (*sys.path, str(Path(__file__).parents[2]))
 
@@ -115,7 +115,7 @@ def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
 
 def _class_or_function(target: str, *, lazy: bool = False) -> Definition | None:
     """The class or function of a dotted name."""
-    definition = _find(target.split("."), _paths(), lazy=lazy)
+    definition = _find(target.split("."), search_folders(), lazy=lazy)
     if isinstance(definition, Definition) and not definition.rest:
         return definition if isinstance(definition.statement, ast.ClassDef | ast.FunctionDef) else None
     return None

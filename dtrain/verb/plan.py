@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose
-from dtrain.config.schema import GROUPS, LISTS
+from dtrain.config.schema import GROUPS, LISTS, default
 from dtrain.planned import AXES, BatchShape, Plan
 from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
@@ -94,6 +94,7 @@ def show(plan: Plan) -> str:
         *_fewer(plan),
         ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"),
         ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
+        *_loop(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", _launch(plan)),
@@ -111,6 +112,12 @@ def _launch(plan: Plan) -> str:
     """The launch command, or why this machine cannot run it."""
     missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).describe(plan)
+
+
+def _loop(plan: Plan) -> Iterable[tuple[str, str]]:
+    """A row for a loop of the user's own."""
+    if plan.loop != default("loop"):
+        yield "loop", f"{plan.loop}, which decides about metrics, evaluation, spikes, loggers and hooks"
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:

@@ -26,7 +26,7 @@ from dtrain.errors import DtrainError, WordsError
 from dtrain.launcher import preflight, zygote
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
-from dtrain.resolve import resolve
+from dtrain.resolve import loop, resolve
 from dtrain.result import versions
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
@@ -69,6 +69,11 @@ def _verify(words: Sequence[str]) -> int:
             "verify without torchrun."
         )
     plan = replace(resolve(config, cluster), others=())
+    if not loop.writes_rows(plan.loop, plan.trust):
+        raise WordsError(
+            f"loop={plan.loop}: verify compares the rows and records of dtrain's own loop, and this one does not call "
+            "dtrain.train.train. Leave loop out to verify the model, the data and the mesh."
+        )
     figures = expect.asked(config.expect)
     zygote.begin()
     requires.check(config, cluster)

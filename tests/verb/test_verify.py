@@ -112,3 +112,11 @@ def test_where_kernels_of_a_gpu_may_be_the_reason_it_says_what_to_type(words: tu
     asked = composed(*([] if words == ("backend=gloo",) else ["backend=nccl"]), *words)
     runs = Runs(resolve(asked, Cluster(gpus=1, cpus=4)), asked)
     assert ("type backend=nccl backend.kernels=deterministic" in runs.order()) == advised
+
+
+def test_a_loop_that_writes_no_rows_is_refused_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("def train(plan): raise SystemExit('it ran')\n")
+    words = ("verify", *GPT, f"out={tmp_path}/run", "loop=bare.train", "trust=[bare]")
+    done = commands.run(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 2 and "loop=bare.train: verify compares" in done.stderr, done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()

@@ -115,14 +115,18 @@ def _do(words: list[str]) -> int:
 
 
 def _help(topics: list[str]) -> None:
-    from dtrain.compose.here import folders, look
-    from dtrain.compose.typed import typed
+    from dtrain.compose import own_words
     from dtrain.config import files
     from dtrain.config.manual import about
 
-    beside = [topic for topic in topics if topic.startswith("hydra.searchpath=")]
-    with files.beside(folders([*look().words, *typed(beside)[0]])):
-        screen.say(about([topic for topic in topics if topic not in beside]).removesuffix("\n"))
+    problems = list[str]()
+    own = own_words(topics, problems)
+    for sentence in own.refused.values():
+        screen.complain(screen.on_one_line(sentence), begin="note: ")
+    with files.beside(own.files):
+        screen.say(about([topic for topic in topics if not topic.startswith("hydra.searchpath=")]).removesuffix("\n"))
+    if problems:
+        raise WordsError(*problems)
 
 
 if __name__ == "__main__":

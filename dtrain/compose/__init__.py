@@ -23,9 +23,7 @@ from dtrain.recipe import policy
 from dtrain.resolve import further
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.secrets import screen
 from dtrain.storage import options
-from dtrain.storage.store import is_local, local_path
 
 REPEATED = ("recipe", "hydra.searchpath")
 """Words that may be given several times and all count."""
@@ -55,7 +53,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
     given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
-    vocabulary = vocabulary_of(_searchpath(asked, problems), settled)
+    vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
     judged = {
         word.key: [
             *provenance.untold([word]),
@@ -135,10 +133,18 @@ def connect(words: Sequence[str], url: str) -> None:
         raise WordsError(*problems)
 
 
+def own_words(words: Sequence[str], problems: list[str]) -> here.Own:
+    """The words of the user's own that a run with these words can be given; mistakes in the names of their folders are
+    added to `problems`.
+    """
+    given = [*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]]
+    return here.own_words(here.folders(here.searchpath(given, problems)))
+
+
 def vocabulary(words: Sequence[str]) -> Vocabulary:
     """The vocabulary of a run with these words, without its recipes: of conf/, and of the folders of its own."""
     given = [*here.look().words, *typed(words)[0]]
-    return vocabulary_of(_searchpath(given, []), given)
+    return vocabulary_of(here.searchpath(given, []), given)
 
 
 def value_of(words: Sequence[str], key: str) -> str | None:
@@ -196,23 +202,6 @@ def _settle(words: list[Word]) -> list[Word]:
 def _place(word: Word) -> str:
     """The source of a word, without its line."""
     return re.sub(r":\d+$", "", word.source)
-
-
-def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
-    """The user's own folders of words."""
-    paths: list[str] = []
-    for word in asked:
-        if word.key == "hydra.searchpath":
-            if isinstance(word.value, list) and all(isinstance(path, str) for path in word.value):
-                paths += word.value
-            else:
-                instead = screen.typed(f"{word.key}=[{cut(word.text) or '<folder>'}]")
-                problems.append(f"{shown(word)}: a list of folders. Type {instead}.")
-    absent = [path for path in paths if is_local(path) and not local_path(path).is_dir()]
-    problems += [
-        f"hydra.searchpath=[{cut(path)}]: there is no such folder." for path in absent if not path.startswith("pkg://")
-    ]
-    return [path for path in paths if path not in absent]
 
 
 def _not_needed(word: Word) -> bool:

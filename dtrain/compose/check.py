@@ -5,7 +5,7 @@ Here it is checked that a key exists; values are checked later, over the whole r
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -55,8 +55,8 @@ class Vocabulary:
     """(group, word) -> the arguments in its file"""
     foreign: bool = False
     """Whether some words come from the user's own folders."""
-    afar: bool = False
-    """Whether some of these folders are on other machines."""
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(group, word) -> why the file of a word of the user's own cannot be used"""
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}
@@ -219,7 +219,11 @@ def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
         )
     else:
         for name in word.value if isinstance(word.value, list) else [word.value]:
-            if name not in known.options[word.key] and f"{word.key}.{name}" not in known.targets:
+            if name in known.options[word.key] or f"{word.key}.{name}" in known.targets:
+                continue
+            if refused := known.refused.get((word.key, str(name))):
+                yield f"{label}: {refused}"
+            else:
                 yield (
                     f"{label}: "
                     f"{f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} is empty'}."

@@ -9,7 +9,9 @@ one off.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +19,20 @@ from dtrain.config import files
 from dtrain.config.schema import GROUPS, NAMED
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.recipe.document import Slip, parse
+from dtrain.secrets import screen
 from dtrain.storage.store import is_local, local_path
 
 FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
 SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
 """Key of the file -> its word."""
+PACKAGE = "pkg://"
+
+
+class Own(NamedTuple):
+    """Words of the user's own as (group, word): the files of those that can be used, and why the others cannot."""
+
+    files: dict[tuple[str, str], Path]
+    refused: dict[tuple[str, str], str]
 
 
 class Here(NamedTuple):
@@ -48,10 +59,14 @@ def look() -> Here:
                 problems += [problem] if problem else []
             if words:
                 notes.append(f"{FILE}: {' '.join(cut(f'{word.key}={spelling(word.value)}') for word in words)}")
-    own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else []
-    if own:
+    own = own_words([FOLDER]) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else Own({}, {})
+    if own.files or own.refused:
         words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))
-        notes.append(f"./{FOLDER}: {cut(' '.join(own))}")
+    if own.files:
+        keys = {group: key for key, group in NAMED.items()}
+        notes.append(f"./{FOLDER}: {cut(' '.join(f'{keys.get(group, group)}={word}' for group, word in own.files))}")
+    if own.refused:
+        notes.append(f"not used: {' '.join(own.refused.values()).removesuffix('.')}")
     return Here(words, problems, f"of this folder: {'; '.join(notes)}" if notes else "")
 
 
@@ -74,18 +89,69 @@ def _read() -> Iterator[tuple[Word | None, str]]:
             yield Word(SAYS[key], value, text(value), source), ""
 
 
-def own_words(folder: Path) -> list[str]:
-    """`model=mine` for each word in a folder of words."""
-    keys = {group: group for group in GROUPS} | {group: key for key, group in NAMED.items()}
-    return [f"{key}={path.stem}" for group, key in keys.items() for path in sorted((folder / group).glob("*.yaml"))]
+def own_words(folders: Sequence[Path]) -> Own:
+    """The words in some folders; of two with the same name that in the first folder counts."""
+    own = Own({}, {})
+    for folder in folders:
+        for group in (*GROUPS, *NAMED.values()):
+            for path in sorted((folder / group).glob("*.yaml")):
+                word = group, path.stem
+                if word in own.files or word in own.refused:
+                    continue
+                if problem := _unreadable(path, *word):
+                    own.refused[word] = problem
+                else:
+                    own.files[word] = path
+    return own
 
 
-def folders(words: Sequence[Word]) -> list[Path]:
-    """The local folders on the searchpath among some words."""
-    named = [
-        path
-        for word in words
-        if word.key == "hydra.searchpath" and isinstance(word.value, list)
-        for path in map(str, word.value)
-    ]
-    return [local_path(path) for path in named if is_local(path) and "://" not in path]
+def _unreadable(path: Path, group: str, word: str) -> str:
+    """Why the file of a word cannot be used, with its line; empty if it can."""
+    if word in files.own(group):
+        return f"{path}: dtrain's own {group}={word} is used. Rename the file to use yours."
+    if not path.is_file():
+        return f"{path}: neither a file nor a link to one."
+    try:
+        document = parse(path.read_bytes())
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}."
+    except Slip as slip:
+        return f"{path}:{slip.line}: {slip}"
+    return "" if isinstance(document.value, dict) else f"{path}:1: a word is a mapping of its arguments."
+
+
+def searchpath(words: Sequence[Word], problems: list[str]) -> list[str]:
+    """The folders and packages of the user's own words that some words name; mistakes are added to `problems`."""
+    paths = list[str]()
+    for word in words:
+        if word.key != "hydra.searchpath":
+            continue
+        if isinstance(word.value, list):
+            paths += map(str, word.value)
+        else:
+            instead = screen.typed(f"{word.key}=[{cut(word.text) or '<folder>'}]")
+            problems.append(f"{cut(str(word))} ({word.source}): a list of folders. Type {instead}.")
+    mistakes = {path: mistake for path in paths if (mistake := _mistake(path))}
+    problems += [f"hydra.searchpath=[{cut(path)}]: {mistake}" for path, mistake in mistakes.items()]
+    return [path for path in paths if path not in mistakes]
+
+
+def _mistake(path: str) -> str:
+    """Why words cannot be read from a folder or package; empty if they can."""
+    if path.startswith(PACKAGE):
+        name = re.split(r"[./]", path.removeprefix(PACKAGE))[0]
+        return "" if name and find_spec(name) else "there is no such package."
+    if not is_local(path):
+        return "words come from a folder of this machine or from a package. Type hydra.searchpath=[<folder>]."
+    try:
+        folder = local_path(path)
+    except ValueError as error:
+        return f"{error}."
+    if folder.is_dir():
+        return ""
+    return "a file, not a folder." if folder.exists() else "there is no such folder."
+
+
+def folders(searchpath: Sequence[str]) -> list[Path]:
+    """The folders on a searchpath, without its packages."""
+    return [local_path(path) for path in searchpath if not path.startswith(PACKAGE)]

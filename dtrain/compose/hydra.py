@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +36,7 @@ from dtrain.config.schema import GROUPS, NAMED, Schema
 from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
+from dtrain.storage.store import local_path
 
 
 def read(raw: str) -> list[Any]:
@@ -133,11 +133,11 @@ class Shelf:
 
 
 def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
-    """Hydra's composition of valid words, over the folders of the last Shelf; without the groups `replaced` by targets
-    of the user's own.
+    """Hydra's composition of the words chosen for groups, over the folders of the last Shelf; without the groups
+    `replaced` by targets of the user's own.
     """
     overrides = [f"~{group}" for group in replaced]
-    overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
+    overrides += [str(word) for word in words if word.key not in replaced]
     try:
         composed = hydra_compose("config", overrides=overrides)
         return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
@@ -304,7 +304,7 @@ def _hydra(searchpath: Sequence[str]) -> Hydra:
     ConfigStore.instance().store("schema", Schema)
     search = create_config_search_path(f"file://{files.folder('conf')}")
     for path in searchpath:
-        url = path if "://" in path else f"file://{Path(path).resolve()}"
+        url = path if path.startswith("pkg://") else f"file://{local_path(path).resolve()}"
         search.get_path().insert(-1, SearchPathElement("command line", url))  # the schema has to stay last
     GlobalHydra.instance().clear()
     return Hydra.create_main_hydra2("dtrain", search)

@@ -2,13 +2,13 @@
 order.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from dtrain.compose.check import NAMELESS, Vocabulary
+from dtrain.compose.here import folders, own_words
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
 from dtrain.config.constraints import wants_text
@@ -18,23 +18,21 @@ from dtrain.config.schema import defaults as schema_defaults
 from dtrain.config.word import Word, quote, text
 from dtrain.errors import WordsError
 from dtrain.storage import options
-from dtrain.storage.store import is_local
-
-RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
-AFAR = (
-    "{word.key} ({word.source}): a file from elsewhere may not read from this machine, as ${{<name>:...}} does. "
-    "Type {word.key}=<value>."
-)
 
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     """The vocabulary, given the words so far: options of every group, the choices made, targets of the user's own."""
-    options, node = files.groups(), files.node
+    options, node, refused = files.groups(), files.node, dict[tuple[str, str], str]()
     if searchpath:
         from dtrain.compose.hydra import Shelf
 
         shelf = Shelf(searchpath)
-        options, node = shelf.words, shelf.node
+        node = shelf.node
+        refused = own_words(folders(searchpath)).refused
+        options = {
+            group: [word for word in words if (group, word) not in refused or word in options[group]]
+            for group, words in shelf.words.items()
+        }
     choices = dict(WORDS) | {word.key: word.value for word in words if word.key in GROUPS}
     targets = tuple(
         word.key.removesuffix("._target_")
@@ -43,8 +41,7 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
         and word.key not in NAMELESS
         and word.value != _own_target(word.key, choices, options, node)
     )
-    afar = not all(path.startswith("pkg://") or is_local(path) for path in searchpath)
-    return Vocabulary(options, choices, targets, node, bool(searchpath), afar)
+    return Vocabulary(options, choices, targets, node, bool(searchpath), refused)
 
 
 def _own_target(
@@ -69,15 +66,14 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     if vocabulary.foreign:
         from dtrain.compose.hydra import composed
 
-        tree = composed([_of_files(word, vocabulary) for word in words], replaced)
+        tree = composed([_of_files(word, vocabulary) for word in words if word.key in GROUPS], replaced)
         if wrong := [*_misshapen(tree, replaced, vocabulary)]:
             raise WordsError(*wrong)
     else:
-        tree = _composed(words, replaced, vocabulary)
-    late = [word for word in words if "${" in word.text]
+        tree = _composed(replaced, vocabulary)
+    tree = _with_values(tree, words)
     filed = [*_filed(tree, words, vocabulary)] if vocabulary.foreign else []
-    problems += [AFAR.format(word=word) for word in filed if vocabulary.afar and RESOLVER.search(word.text)]
-    late += [word for word in filed if not (vocabulary.afar and RESOLVER.search(word.text))]
+    late = [word for word in words if "${" in word.text] + filed
     if late:
         from dtrain.compose.hydra import resolved
 
@@ -128,8 +124,8 @@ def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
     return replace(word, value=word.text, text=quote(word.text))
 
 
-def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> files.Node:
-    """The tree as Hydra composes it: the defaults, then the choices in their places, then the values in order."""
+def _composed(replaced: Sequence[str], vocabulary: Vocabulary) -> files.Node:
+    """The tree as Hydra composes it: the defaults, then the choices in their places."""
     tree = schema_defaults()
     for group in GROUPS:
         choice = vocabulary.choices[group]
@@ -140,6 +136,11 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
         ]
         nodes = {name: vocabulary.node(group, name) for name in names} if group not in replaced else {}
         tree[group] = nodes if group in LISTS else next(iter(nodes.values()), {})
+    return tree
+
+
+def _with_values(tree: files.Node, words: Sequence[Word]) -> files.Node:
+    """The tree, and in it the values of the words in their order, as Hydra's `++key=value`."""
     for word in words:
         if word.key not in GROUPS:
             *path, name = word.key.split(".")

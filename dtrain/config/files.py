@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -38,41 +38,44 @@ def folder(name: str) -> Path:
     raise WordsError(f"the installation of dtrain is incomplete: no {name}/ inside or next to {here}.")
 
 
-_beside: list[Path] = []
+_beside: dict[tuple[str, str], Path] = {}
+"""(group, word) -> the file of a word of the user's own."""
 
 
 @contextmanager
-def beside(folders: Sequence[Path]) -> Iterator[None]:
-    """Make the words of these folders available inside the context; dtrain's own words take precedence."""
-    before = [*_beside]
+def beside(words: Mapping[tuple[str, str], Path]) -> Iterator[None]:
+    """Make words of the user's own available inside the context."""
+    before = {**_beside}
     try:
-        _set_beside(folders)
+        _set_beside(words)
         yield
     finally:
         _set_beside(before)
 
 
-def _set_beside(folders: Sequence[Path]) -> None:
-    _beside[:] = folders
+def _set_beside(words: Mapping[tuple[str, str], Path]) -> None:
+    _beside.clear()
+    _beside.update(words)
     groups.cache_clear()
     _node.cache_clear()
 
 
 def path(group: str, word: str) -> Path:
-    """The file of a word; dtrain's own takes precedence over another of the same name."""
-    places = [place / group / f"{word}.yaml" for place in (folder("conf"), *_beside)]
-    return next((place for place in places if place.is_file()), places[0])
+    """The file of a word."""
+    return _beside.get((group, word)) or folder("conf") / group / f"{word}.yaml"
 
 
 @cache
 def groups() -> Mapping[str, list[str]]:
     """group -> its words."""
-    ours = [path.name for path in folder("conf").iterdir() if path.is_dir()]
-    words_of = {
-        name: sorted({file.stem for place in (folder("conf"), *_beside) for file in (place / name).glob("*.yaml")})
-        for name in ours
-    }
-    return {group: words for group, words in words_of.items() if words and not group.startswith("_")}
+    ours = [path.name for path in folder("conf").iterdir() if path.is_dir() and path.name[0] != "_"]
+    words = {group: sorted({*own(group), *(word for of, word in _beside if of == group)}) for group in ours}
+    return {group: names for group, names in words.items() if names}
+
+
+def own(group: str) -> list[str]:
+    """dtrain's own words of a group."""
+    return [path.stem for path in (folder("conf") / group).glob("*.yaml")]
 
 
 @cache

@@ -119,7 +119,7 @@ def _text(data: bytes) -> str:
     if not text.strip():
         raise Slip("the file is empty.", 1)
     if text.lstrip()[:1] == "<":
-        raise Slip("a web page, not a recipe. Give the address of the raw file.", 1)
+        raise Slip("a web page, not YAML. Give the address of the raw file.", 1)
     hidden = HIDDEN.search(text)
     if hidden:
         line = text.count("\n", 0, hidden.start()) + 1
@@ -144,7 +144,7 @@ def _build(events: Iterator[yaml.Event]) -> Node:
         line = event.start_mark.line + 1 if event.start_mark else 1
         documents += isinstance(event, yaml.DocumentStartEvent)
         if documents > 1:
-            raise Slip("a second document begins. A recipe is one document.", line)
+            raise Slip("a second document begins. A file is one document.", line)
         _check(event, line)
         if isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             if len(stack) > DEEPEST:
@@ -175,7 +175,7 @@ def _check(event: yaml.Event, line: int) -> None:
     tag = getattr(event, "tag", None)
     if tag:
         raise Slip(
-            f"the tag {tag!r:.60}: a recipe holds plain values. Leave it out, and write a text that looks like a "
+            f"the tag {tag!r:.60}: only plain values are allowed. Leave it out, and write a text that looks like a "
             "number in quotes.",
             line,
         )

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain.compose import here
+from dtrain.compose import own_words
 from dtrain.compose.check import allowed_of
-from dtrain.compose.typed import typed
 from dtrain.config import constraints, files
 from dtrain.config.manual import YOURS
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, WORDS
@@ -66,11 +65,7 @@ BEHIND = {
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        with files.beside(
-            here.folders(
-                [*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]]
-            )
-        ):
+        with files.beside(own_words(words, []).files):
             for each in found(words[1:]):
                 screen.say(each)
         return 0

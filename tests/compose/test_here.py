@@ -132,7 +132,77 @@ def test_help_and_completion_know_them(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["optim=mine", "--help"]) == WordsError.exit_code, "nothing stays of what was looked at before"
 
 
-def test_a_word_that_is_no_yaml_is_one_sentence_in_help(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "conf/optim/mine.yaml").write_text("lr: [\n")
-    assert main(["optim=mine", "--help"]) == WordsError.exit_code
-    assert "mine.yaml: a word is a mapping of its arguments in YAML" in capsys.readouterr().err
+def aliases(levels: int) -> str:
+    return "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, levels))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lr: 1\nb: [\n", "conf/optim/bad.yaml:3: not YAML: "),
+        ("- lr\n", "conf/optim/bad.yaml:1: a word is a mapping of its arguments."),
+        (aliases(12), "conf/optim/bad.yaml:5: more than 10000 values, with those that aliases repeat."),
+        ("folder", "conf/optim/bad.yaml: neither a file nor a link to one."),
+        ("link", "conf/optim/bad.yaml: neither a file nor a link to one."),
+    ],
+)
+def test_a_file_that_is_no_word_puts_that_word_alone_out_of_use(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    bad = folder / "conf/optim/bad.yaml"
+    if text == "folder":
+        bad.mkdir()
+    elif text == "link":
+        bad.symlink_to("gone.yaml")
+    else:
+        bad.write_text(text)
+    assert f"./conf: optim=mine; not used: {sentence.removesuffix('.')}" in here.look().note
+    with pytest.raises(WordsError) as caught:
+        compose(["optim=bad"])
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"optim=bad (command line): {sentence}")
+    assert compose(["optim=mine"]).choices["optim"] == "mine"
+    assert main(["optim", "--help"]) == 0
+    output = capsys.readouterr()
+    assert "optim=mine  mine, with a head" in output.out and output.err.startswith(f"note: {sentence}")
+    assert main(["completion", "words", "optim=b"]) == 0 and capsys.readouterr().out == ""
+
+
+def test_a_word_with_the_name_of_one_of_dtrain_is_not_used_and_that_is_noted(folder: Path) -> None:
+    (folder / "conf/optim/adamw.yaml").write_text(MINE)
+    assert here.look().note.endswith(
+        "./conf: optim=mine; not used: conf/optim/adamw.yaml: dtrain's own optim=adamw is used. Rename the file to use yours"
+    )
+    assert compose(["optim=adamw"]).optim["_target_"] == "dtrain.optim.adamw.build"
+
+
+@pytest.mark.parametrize(
+    ("path", "mistake"),
+    [
+        ("https://host/words", "words come from a folder of this machine or from a package. Type hydra.searchpath=[<folder>]."),
+        ("memory://own", "words come from a folder of this machine or from a package. Type hydra.searchpath=[<folder>]."),
+        ("file:///gone", "there is no such folder."),
+        ("file://host/words", "host is another host, whose files are not here. Type file:///<path> for a file of this machine."),
+        ("gone", "there is no such folder."),
+        ("dtrain.yaml", "a file, not a folder."),
+        ("pkg://no_such_package.conf", "there is no such package."),
+    ],
+)  # fmt: skip
+def test_a_folder_of_words_that_cannot_be_read_is_one_mistake(
+    folder: Path, capsys: pytest.CaptureFixture[str], path: str, mistake: str
+) -> None:
+    word = f"hydra.searchpath=[{path}]"
+    with pytest.raises(WordsError) as caught:
+        compose(["optim=mine", "steps=no", word])
+    assert caught.value.problems[0] == f"{word}: {mistake}" and len(caught.value.problems) == 2
+    assert main(["optim", word, "--help"]) == WordsError.exit_code
+    assert f"dtrain: {word}: {mistake}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["more", "file://{folder}/more", "file:{folder}/m%6fre", "~/more"])
+def test_a_folder_of_words_is_a_path_or_a_file_url(folder: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "conf").rename(folder / "more")
+    searchpath = f"hydra.searchpath=['{path.format(folder=folder)}']"
+    assert compose(["optim=mine", "trust=[mypkg]", searchpath]).choices["optim"] == "mine"
+    assert main(["optim=mine", searchpath, "--help"]) == 0

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from dtrain import recipe
@@ -66,7 +65,7 @@ def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
     with pytest.raises(WordsError, match=r"Did you mean model.floor"):
         compose(["model=mine", "model.flor=1", f"hydra.searchpath=[{tmp_path}]"])
     (tmp_path / "model/broken.yaml").write_text("a: [1\n")
-    with pytest.raises(WordsError, match=r"model=broken: a file on hydra.searchpath cannot be composed"):
+    with pytest.raises(WordsError, match=r"model=broken \(command line\): .*/model/broken.yaml:2: not YAML"):
         compose(["model=broken", f"hydra.searchpath=[{tmp_path}]"])
 
 
@@ -94,13 +93,3 @@ def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(
     (tmp_path / "optim/mine.yaml").write_text("_target_: mine.build\nlr: ${optim.rate}\n")
     with pytest.raises(WordsError, match=r"optim.lr=.*\(optim=mine\): Interpolation key 'optim.rate' not found"):
         compose(["optim=mine", path])
-
-
-def test_a_file_from_elsewhere_reads_nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINE", "hidden")
-    fsspec.filesystem("memory").pipe_file(
-        "/own/optim/far.yaml", b"_target_: mine.build\nlr: ${seed}\nb: '${oc.env:MINE}'\n"
-    )
-    with pytest.raises(WordsError) as caught:
-        compose(["optim=far", "seed=2", "hydra.searchpath=[memory://own]"])
-    assert "hidden" not in str(caught.value)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dtrain.build import locate, trusting
+from dtrain.errors import DtrainError
 from dtrain.lifecycle import signals, unwatched, waiting
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -88,7 +89,9 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
             torch.set_num_threads(plan.threads)
         torch.backends.mha.set_fastpath_enabled(False)  # its kernels ignore autocast on the CPU
         with waiting.yielding(plan.threads):
-            result: Result = loop(plan)
+            result = loop(plan)
+        if not isinstance(result, Result):
+            raise DtrainError(f"loop={plan.loop} returned {type(result).__name__}; a loop returns a dtrain.Result.")
         return result
 
 

@@ -82,7 +82,9 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
 
 
 def budget_of(plan: Plan, machine: Machine | None) -> float:
-    """Memory that a rank may use; without a GPU, the ranks of a host share its memory."""
+    """Memory that a rank may use; without a GPU, the ranks of a host share its memory, of which Python and torch may
+    leave nothing.
+    """
     if machine is None:
         return float("inf")
-    return BUDGET * machine.memory if machine.gpus else BUDGET * machine.memory / plan.devices - LIBRARIES
+    return BUDGET * machine.memory if machine.gpus else max(0.0, BUDGET * machine.memory / plan.devices - LIBRARIES)

@@ -37,8 +37,8 @@ def warning(prediction: Prediction) -> str:
     """One line for a run that is predicted not to fit. It is only a warning, because activations are estimated."""
     memory = prediction.memory
     return (
-        f"predicted peak {size(memory.peak)} per rank, in the {memory.when}, more than the {size(prediction.budget)} "
-        "available. Type dtrain plan and the same words to see what would fit."
+        f"predicted peak {size(memory.peak)} per rank, in the {memory.when}, more than the "
+        f"{_available(prediction)} available. Type dtrain plan and the same words to see what would fit."
     )
 
 
@@ -46,7 +46,7 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
     """Rows of words to type."""
     listed = list(changes)
     if not listed:
-        yield "try", "more nodes, or a smaller model: none of the changes that were tried is enough"
+        yield "try", "more memory, more nodes, or a smaller model: none of the changes that were tried is enough"
     wide = max((len(" ".join(change.words)) for change in listed), default=0)
     for change in listed:
         time = change.prediction.time
@@ -58,7 +58,7 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
 def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     memory = prediction.memory
     where = f", {memory.stage}" if memory.stage else ""
-    budget = f" (of {size(prediction.budget)})" if prediction.budget < float("inf") else ""
+    budget = f" (of {_available(prediction)})" if prediction.budget < float("inf") else ""
     verdict = "" if prediction.fits else "  DOES NOT FIT"
     libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
     unknown = "" if memory.known else f"; without activations: {prediction.shapes.unknown}"
@@ -68,6 +68,11 @@ def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= memory.peak / 200)
     at_rest = ("parameters", "gradients", "optimizer", "activations", "host")
     yield "at rest", "  ".join(f"{name} {size(getattr(memory, name))}" for name in at_rest)
+
+
+def _available(prediction: Prediction) -> str:
+    """Memory that a rank may use."""
+    return size(prediction.budget) if prediction.budget else "0 B that Python and torch leave"
 
 
 def _work(prediction: Prediction) -> str:

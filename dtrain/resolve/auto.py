@@ -18,6 +18,7 @@ from dtrain.planned import MeshShape, PipelineShape, Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
 from dtrain.predict.memory import memory
+from dtrain.predict.prediction import LIBRARIES
 from dtrain.predict.report import size
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import holding_of
@@ -89,9 +90,11 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 
 def _budget(cluster: Cluster, draft: Mapping[str, Any]) -> float:
-    """Bytes that a rank may use; without a GPU, the ranks of a host share its memory."""
+    """Bytes that a rank may use; without a GPU, the ranks of a host share its memory with Python and torch."""
+    if draft["device"] == "cuda":
+        return cluster.memory * USABLE
     shared: int = draft["devices"] * (1 if cluster.external else draft["nodes"])
-    return cluster.memory * USABLE / (1 if draft["device"] == "cuda" else shared)
+    return max(0.0, cluster.memory * USABLE / shared - LIBRARIES)
 
 
 def _modes(config: Config) -> list[str]:

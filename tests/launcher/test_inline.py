@@ -24,6 +24,11 @@ def test_a_rank_that_raises_shows_its_traceback(tmp_path) -> None:
         Inline().launch(plan_of(tmp_path, "model._target_=launching.Raises", "model.rank=0"))
 
 
+def test_a_loop_that_returns_no_result_is_named(tmp_path) -> None:
+    with pytest.raises(RankError, match=r"loop=launching\.nothing returned NoneType; a loop returns a dtrain\.Result"):
+        Inline().launch(plan_of(tmp_path, "loop=launching.nothing", "log.every=10"))
+
+
 LOADS = """
 import gc, weakref
 from dtrain.launcher import loading_torch
@@ -56,8 +61,8 @@ def test_the_threads_of_the_plan_are_those_of_the_rank_whatever_the_environment_
     before = torch.get_num_threads()
     try:
         for number in (3, 2):
-            words = (f"threads={number}", "loop=launching.threads", "trust=[launching]")
-            assert Inline().launch(plan_of(tmp_path, *words)) == number
+            words = (f"threads={number}", "loop=launching.threads", "log.every=10")
+            assert Inline().launch(plan_of(tmp_path, *words)).step == number
     finally:
         torch.set_num_threads(before)
 

@@ -75,3 +75,9 @@ def test_what_a_model_sends_that_looks_into_its_numbers_is_called_a_guess() -> N
     words = "model._target_=tracing.test_tracer.Peeking trust=[tracing] data=synthetic objective=regression data.inputs=[24] data.outputs=3 batch=8 devices=2"
     asked = plan(*words.split(), "strategy=fsdp")
     assert any(text.startswith("a guess: every block") for _, text in rows(asked, predict(asked, shapes_of(asked))))
+
+
+def test_a_host_that_python_and_torch_fill_has_no_memory_left_for_a_rank() -> None:
+    asked, prediction = predicted("devices=2", "strategy=ddp", "cluster=laptop", "cluster.memory=4e8")
+    assert prediction.budget == 0 and not prediction.fits
+    assert "(of 0 B that Python and torch leave)" in dict(rows(asked, prediction))["memory"]

@@ -8,6 +8,8 @@ from small import plan
 from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
+from dtrain.predict.prediction import predict
+from dtrain.tracing import shapes_of
 
 GIB = 1 << 30
 
@@ -129,3 +131,10 @@ def test_less_memory_never_makes_a_layout_that_holds_more() -> None:
         for memory in (640, 80, 40, 24, 12)
     ]
     assert needs == sorted(needs, reverse=True)
+
+
+def test_what_auto_says_fits_is_predicted_to_fit() -> None:
+    for memory in (4e8, 1.2e9, 1.6e9):
+        words = ("data=synthetic", "devices=2", "cluster=laptop", f"cluster.memory={memory}")
+        auto = plan("model=mlp", "objective=regression", *words)
+        assert ("more than there is" not in auto.why["strategy"]) == predict(auto, shapes_of(auto)).fits

@@ -8,7 +8,7 @@ import pytest
 import torch
 from launching import plan_of
 
-from dtrain.errors import RankError, WordsError
+from dtrain.errors import DtrainError, RankError, WordsError
 from dtrain.launcher.inline import Inline
 from dtrain.launcher.run import finished, run
 
@@ -25,7 +25,7 @@ def test_a_rank_that_raises_shows_its_traceback(tmp_path) -> None:
 
 
 def test_a_loop_that_returns_no_result_is_named(tmp_path) -> None:
-    with pytest.raises(RankError, match=r"loop=launching\.nothing returned NoneType; a loop returns a dtrain\.Result"):
+    with pytest.raises(DtrainError, match=r"loop=launching\.nothing returned NoneType; a loop returns a dtrain\.Result"):
         Inline().launch(plan_of(tmp_path, "loop=launching.nothing", "log.every=10"))
 
 

@@ -91,7 +91,7 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
         with waiting.yielding(plan.threads):
             result = loop(plan)
         if not isinstance(result, Result):
-            raise DtrainError(f"loop={plan.loop} returned {type(result).__name__}; a loop returns a dtrain.Result.")
+            raise DtrainError(f"loop={plan.loop} returned {type(result).__name__}; a loop returns a dtrain.Result")
         return result
 
 

@@ -162,6 +162,8 @@ def _take_part(
     root, cluster = requests[0].root, detect()
     if cluster.external:
         raise WordsError("-m: ranks of an outer launcher cannot run a sweep. Type the command once, without it.")
+    if begin and not hydras.launcher and store.is_local(root) and folder.read(root) is None:
+        zygote.begin()  # it loads torch while the jobs are judged
     judged = [jobs.judged(request, cluster, decide) for request in requests]
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
     requires.check(config, cluster)

@@ -3,6 +3,7 @@ Modules that do not survive a fork are left to each rank.
 """
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -43,8 +44,9 @@ class UnforkableError(Exception):
         os.execv(sys.executable, [sys.executable, "-m", *arguments])
 
 
+@functools.cache
 def load() -> None:
-    """Import torch and the loop."""
+    """Import torch and the loop, once for a process and its forks."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the stack of whatever lost its peer, beside the error
     os.environ.setdefault(BY_NVML, "1")
     with loading_torch():

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -268,11 +269,12 @@ def proposed(
     """Have the sweeper that the words choose propose the words of jobs, in batches. `run` returns the figure of each
     job, or the exception that it failed of. Raises WordsError.
     """
+    hydra = _hydra(searchpath)
     _register(Batches)
     Batches.run = staticmethod(run)
     with tempfile.TemporaryDirectory() as folder:  # Hydra writes a file there, and only to local folders
         try:
-            _hydra(searchpath).multirun(
+            hydra.multirun(
                 "config", lambda _: None, [*words, *QUIET, "hydra/launcher=dtrain", f"hydra.sweep.dir={quote(folder)}"]
             )
         except (HydraException, OmegaConfBaseException, ImportError) as error:
@@ -300,7 +302,17 @@ def _register(launcher: type[Launcher]) -> None:
 
 
 def _hydra(searchpath: Sequence[str]) -> Hydra:
-    """Hydra over conf/ and the user's own folders of words."""
+    """Hydra over conf/ and the user's own folders of words. Raises WordsError if a plugin of Hydra's, all of which it
+    imports, cannot be.
+    """
+    try:
+        Plugins.instance()
+    except Exception as error:
+        plugins = [frame.filename for frame in extract_tb(error.__traceback__) if "hydra_plugins" in frame.filename]
+        raise WordsError(
+            f"Hydra imports every plugin that is installed, and {['one', *plugins][-1]} cannot be: "
+            f"{type(error).__name__}: {cut(first_line(error))}. Update it, or uninstall it."
+        ) from error
     ConfigStore.instance().store("schema", Schema)
     search = create_config_search_path(f"file://{files.folder('conf')}")
     for path in searchpath:

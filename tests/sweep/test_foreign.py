@@ -92,6 +92,14 @@ def test_a_sweeper_proposes_and_gets_the_figures_of_its_jobs(walking: dict[str, 
     assert again.stdout.count("of which 2 are finished") == 2 and "[" not in again.stdout.split("figures")[0]
 
 
+def test_a_plugin_that_cannot_be_imported_is_named(walking: dict[str, str], tmp_path: Path) -> None:
+    broken = tmp_path / "plugins" / "hydra_plugins" / "broken.py"
+    broken.write_text("raise ValueError('mutable default')\n")
+    ended = run(tmp_path, walking, "-m", *SMALL, "hydra/sweeper=walking", "optim.lr=0.1", "sweep.out=s")
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert f"{broken} cannot be: ValueError: mutable default. Update it" in ended.stderr
+
+
 def test_a_job_that_fails_ends_a_sweeper_that_wants_its_figure(walking: dict[str, str], tmp_path: Path) -> None:
     done = run(tmp_path, walking, "-m", *TROUBLE, "model.how=raises", "hydra/sweeper=walking", "sweep.out=s")
     assert done.returncode == 1

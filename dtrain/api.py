@@ -17,7 +17,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
 from dtrain.compose.typed import typed
 from dtrain.config import environment
-from dtrain.config.word import text
+from dtrain.config.word import in_a_call, text
 from dtrain.errors import DtrainError, StoreError
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
@@ -116,7 +116,7 @@ def _given(
         all_words.append(f"trust=[{','.join(dict.fromkeys([*_trusted(words), *trusted]))}]")
     if out is not None:
         all_words.append(f"out={text(os.fspath(out))}")
-    with giving(_unnamed(**objects)):
+    with giving(_unnamed(**objects)), in_a_call():
         yield all_words
 
 

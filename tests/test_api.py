@@ -13,6 +13,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import dtrain
+from dtrain.compose import compose
+from dtrain.errors import WordsError
+
 ROOT = Path(__file__).parents[1]
 CELL = textwrap.dedent("""
     import dtrain
@@ -154,3 +158,11 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     assert again.returncode == 0 and "already finished" in again.stdout
     assert loss(*own, "steps=6", "stop_after=3", "out=parts") != whole
     assert loss(*own, "steps=6", "out=parts") == whole
+
+
+def test_a_mistake_in_the_words_of_a_call_is_not_said_to_be_of_the_command_line() -> None:
+    with pytest.raises(WordsError) as caught:
+        dtrain.plan("steps=0", "bach", "optim=adam")
+    assert len(re.findall(r"(steps=0|bach|optim=adam) \(the call\): ", str(caught.value))) == 3
+    with pytest.raises(WordsError, match=r"steps=0 \(command line\): "):
+        compose(["steps=0", "bach"])

@@ -10,12 +10,13 @@ from functools import cache
 from typing import Any
 
 from dtrain import secrets
+from dtrain.compose import here
 from dtrain.config import constraints, files, grammar
 from dtrain.config.elsewhere import OURS
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED
 from dtrain.config.verbs import VERBS
-from dtrain.config.word import Word, cut
+from dtrain.config.word import Word, cut, typed_at
 from dtrain.config.word import spelling as quoted
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
@@ -186,13 +187,13 @@ def no_dashes(text: str, following: str | None) -> str:
     key = name if name in sayable() or is_one(name) else ours or (by_leaf[0] if by_leaf else near)
     value = f"[{value}]" if key == "hydra.searchpath" else value
     hint = f"Type {screen.typed(f'{key}={cut(value)}')}." if key else "dtrain --help lists them all, as key=value."
-    return f"{cut(typed)} (command line): words have no dashes. {hint}"
+    return f"{cut(typed)} ({typed_at()}): words have no dashes. {hint}"
 
 
 def no_word(text: str) -> str:
     """The word to type for a word without `=`."""
     if not text.strip():
-        return "'' (command line): an empty word. Leave it out."
+        return f"'' ({typed_at()}): an empty word. Leave it out."
     groups = [group for group in GROUPS if text in files.groups()[group]]
     separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
     if groups:
@@ -203,7 +204,7 @@ def no_word(text: str) -> str:
         hint = f" Type {screen.typed(f'{separated[1]}={cut(separated[2])}')}."
     else:
         hint = nearest(text, [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *TOPS))])
-    return f"{cut(text)} (command line): neither a verb nor a word. Words look like key=value.{hint}"
+    return f"{cut(text)} ({typed_at()}): neither a verb nor a word. Words look like key=value.{hint}"
 
 
 def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
@@ -227,12 +228,15 @@ def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
                 yield (
                     f"{label}: "
                     f"{f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} is empty'}."
-                    f"{_other(word.key, name, known)}"
+                    f"{_other(word, name, known)}"
                 )
 
 
-def _other(group: str, name: Any, known: Vocabulary) -> str:
+def _other(word: Word, name: Any, known: Vocabulary) -> str:
     """The hint for a word that the group does not have."""
+    group = word.key
+    if word.place and word.place.trust == "local" and (folder := here.above(word.place.url, group, str(name))):
+        return f" Its file is in {folder}. Type {screen.typed(f'hydra.searchpath=[{folder}]')} too."
     if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):

@@ -120,6 +120,12 @@ def _unreadable(path: Path, group: str, word: str) -> str:
     return "" if isinstance(document.value, dict) else f"{path}:1: a word is a mapping of its arguments."
 
 
+def above(url: str, group: str, word: str) -> Path | None:
+    """The folder of words beside a recipe of this machine, or beside a folder above it, that has a word."""
+    places = [folder / FOLDER for folder in local_path(url).resolve().parents] if word.isidentifier() else []
+    return next((place for place in places if (place / group / f"{word}.yaml").is_file()), None)
+
+
 def searchpath(words: Sequence[Word], problems: list[str]) -> list[str]:
     """The folders and packages of the user's own words that some words name; mistakes are added to `problems`."""
     paths = list[str]()

@@ -25,6 +25,8 @@ RULES = {
     "threads": "resolve: cores for each rank",
 }
 """The source of decisions for which `auto` gave no reason."""
+MOST_NAMED = 5
+"""Most arguments that one note names."""
 LONGEST = 48
 """Length at which a shown value is cut, in characters."""
 
@@ -77,6 +79,24 @@ def noted(config: Config, given: Sequence[Word], settled: Sequence[Word]) -> Con
 
 
 # afterwards
+
+
+def left_out(config: Config) -> Iterator[str]:
+    """A note for each part that another word or `_target_` replaced, with the arguments that were dropped with it."""
+    dropped: dict[str, list[str]] = {}
+    for key, values in config.history.items():
+        value, source = values[-1]
+        above = [key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1)]
+        by = next((name for part in above for name in (f"{part}._target_", part) if name in config.sources), "")
+        if by.split(".")[0] in GROUPS and by not in LISTS and key not in config.sources and value != "???":
+            dropped.setdefault(by, []).append(f"{key}={value} ({source})")
+    given = asked(config)
+    for by, arguments in dropped.items():
+        more = f" and {len(arguments) - MOST_NAMED} more" if len(arguments) > MOST_NAMED else ""
+        yield (
+            f"{', '.join(arguments[:MOST_NAMED])}{more}: not used, because {by}={shown(by, given[by])} "
+            f"({config.sources[by]}) replaces that part. Type what you want to keep."
+        )
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

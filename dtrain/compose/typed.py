@@ -9,7 +9,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.compose.check import no_dashes, no_word, sayable
 from dtrain.config import grammar
-from dtrain.config.word import Word, cut, quote
+from dtrain.config.word import Word, cut, quote, typed_at
 from dtrain.errors import WordsError
 
 LONGEST = 100_000
@@ -42,27 +42,27 @@ def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
 
 def _parse(text: str, following: str | None) -> Word:
     if text in ("-m", "--multirun"):
-        raise WordsError(f"{text} (command line): only train takes it.")
+        raise WordsError(f"{text} ({typed_at()}): only train takes it.")
     if text.startswith("-"):
         raise WordsError(no_dashes(text, following))
     if text.startswith("~"):
         key = text[1:].split("=")[0]
         hint = f" Type {key}=<another word>." if key in sayable() else ""
-        raise WordsError(f"{cut(text)} (command line): a word cannot be removed with ~.{hint}")
+        raise WordsError(f"{cut(text)} ({typed_at()}): a word cannot be removed with ~.{hint}")
     if "=" not in text:
         raise WordsError(no_word(text))
     key, raw = text.lstrip("+").split("=", 1)
     key = key.strip()
     if not KEY.fullmatch(key):
         raise WordsError(
-            f"{cut(text)} (command line): {f'{cut(key)!r} is not a key' if key else 'there is no key before the ='}. "
+            f"{cut(text)} ({typed_at()}): {f'{cut(key)!r} is not a key' if key else 'there is no key before the ='}. "
             "Words look like key=value."
         )
     try:
         values = _read(raw)
     except grammar.Unread:  # a URL with `=` or a sentence with commas: plain text
-        return Word(key, raw, quote(raw), "command line")
-    return Word(key, values[0] if len(values) == 1 else None, raw, "command line", len(values) > 1)
+        return Word(key, raw, quote(raw), typed_at())
+    return Word(key, values[0] if len(values) == 1 else None, raw, typed_at(), len(values) > 1)
 
 
 def _read(raw: str) -> list[Any]:

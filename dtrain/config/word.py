@@ -2,11 +2,30 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from dtrain import secrets
+
+_typed_at = ContextVar("typed_at", default="command line")
+
+
+def typed_at() -> str:
+    """The source of words that are in no file: the command line, or the call of a function of `dtrain`."""
+    return _typed_at.get()
+
+
+@contextmanager
+def in_a_call() -> Iterator[None]:
+    """A context in which words that are in no file are those of a call."""
+    token = _typed_at.set("the call")
+    try:
+        yield
+    finally:
+        _typed_at.reset(token)
 
 
 @dataclass(frozen=True)

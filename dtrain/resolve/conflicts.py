@@ -11,6 +11,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
+from dtrain.config.word import typed_at
 from dtrain.resolve.declared import dataset
 from dtrain.resolve.unknown import UNKNOWN
 
@@ -47,7 +48,7 @@ def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
 
 def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Refuse contradictory words, and words on the command line that nothing reads."""
-    typed = {key for key, source in config.sources.items() if source == "command line"}
+    typed = {key for key, source in config.sources.items() if source == typed_at()}
     if config.resume == "must" and config.init is not None:
         yield (
             f"resume=must continues with the weights of this run, but init={config.init} starts from others. "

@@ -10,6 +10,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
 from dtrain.config.schema import Config
+from dtrain.config.word import typed_at
 from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
 
@@ -18,7 +19,7 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     """Steps of the whole run, rounded up to a full last batch. Steps on the command line override epochs of a
     recipe.
     """
-    typed = [key for key in ("epochs", "steps") if config.sources.get(key) == "command line"]
+    typed = [key for key in ("epochs", "steps") if config.sources.get(key) == typed_at()]
     if config.epochs is None or typed == ["steps"]:
         return {"steps": config.steps}
     if len(typed) == 2:

@@ -11,6 +11,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config, default
+from dtrain.config.word import typed_at
 from dtrain.errors import WordsError
 from dtrain.planned import MeshShape, PipelineShape
 from dtrain.resolve.mesh import nearest_divisors, undivided
@@ -40,7 +41,7 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     for group, axis in AXIS_OF.items():
         for name, value in chosen[group].items():
             key, idle = f"{group}.{name}", getattr(mesh, axis) == 1
-            if idle and config.sources.get(key) == "command line" and value != default(key):
+            if idle and config.sources.get(key) == typed_at() and value != default(key):
                 problems.append(f"{key}={value}: the mesh has mesh.{axis}=1. Type mesh.{axis}=2, or leave {key} out.")
     if problems:
         raise WordsError(*problems)

@@ -6,6 +6,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
+from dtrain.config.word import typed_at
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
 
@@ -33,7 +34,7 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed."
         )
     keys = [f"pipeline.{name}" for name in ("schedule", "stages", "split")]
-    typed = [key for key in keys if config.sources.get(key) == "command line"]
+    typed = [key for key in keys if config.sources.get(key) == typed_at()]
     if pp == 1 and typed:
         problems.append(f"{typed[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {typed[0]} out.")
     if problems:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from dtrain.build import build
 from dtrain.cluster import detect
-from dtrain.compose import compose
-from dtrain.config.schema import GROUPS, LISTS, default
+from dtrain.compose import compose, provenance
+from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.planned import AXES, BatchShape, Plan
 from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
@@ -31,6 +31,7 @@ def run(words: Sequence[str]) -> int:
     for_tools = list(words[:1]) == ["json"]
     words = words[for_tools:]
     config, cluster = compose(words), detect()
+    say_left_out(config)
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster)
@@ -52,6 +53,12 @@ def run(words: Sequence[str]) -> int:
     if not prediction.fits:
         screen.say(_table(report.advice(changes, plan)))
     return 0
+
+
+def say_left_out(config: Config) -> None:
+    """Notes about the arguments that were dropped with the parts they belong to."""
+    for sentence in provenance.left_out(config):
+        screen.complain(screen.on_one_line(sentence), begin="note: ")
 
 
 def explained(plan: Plan) -> str:

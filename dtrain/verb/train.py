@@ -11,6 +11,7 @@ from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
 from dtrain.config.facts import fact
 from dtrain.config.schema import Config
+from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS, finished
@@ -21,7 +22,7 @@ from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.plan import before, show
+from dtrain.verb.plan import before, say_left_out, show
 
 
 def run(words: Sequence[str]) -> int:
@@ -39,12 +40,12 @@ def decide(config: Config, cluster: Cluster) -> Plan:
     unused = [
         key
         for key, source in config.sources.items()
-        if source == "command line" and key.split(".")[0] in ("verify", "expect")
+        if source == typed_at() and key.split(".")[0] in ("verify", "expect")
     ]
     if unused:
         raise WordsError(
             *(
-                f"{key} (command line): only verify uses it. Type dtrain verify <the words>, or leave {key} out."
+                f"{key} ({typed_at()}): only verify uses it. Type dtrain verify <the words>, or leave {key} out."
                 for key in unused
             )
         )
@@ -65,6 +66,7 @@ def one(config: Config) -> Result:
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
+        say_left_out(config)
         if config.sweep.space:
             source = config.sources["sweep.space"]
             screen.complain(f"sweep.space ({source}): this is one run. Type -m to sweep.", begin="note: ")

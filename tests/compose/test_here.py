@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import dtrain
 from dtrain.__main__ import main
 from dtrain.cluster import Cluster
 from dtrain.compose import compose, here
@@ -206,3 +207,21 @@ def test_a_folder_of_words_is_a_path_or_a_file_url(folder: Path, monkeypatch: py
     searchpath = f"hydra.searchpath=['{path.format(folder=folder)}']"
     assert compose(["optim=mine", "trust=[mypkg]", searchpath]).choices["optim"] == "mine"
     assert main(["optim=mine", searchpath, "--help"]) == 0
+
+
+def test_a_recipe_or_run_of_another_project_names_the_folder_of_its_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "runs/a").mkdir(parents=True)
+    (folder / "runs/a/config.yaml").write_text("optim: mine\n")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    hint = f"there is no optim mine. Its file is in {folder}/conf. Type hydra.searchpath=[{folder}/conf] too."
+    for wrong in (lambda: compose(["recipe=../runs/a/config.yaml"]), lambda: dtrain.load("../runs/a")):
+        with pytest.raises(WordsError) as caught:
+            wrong()
+        assert hint in str(caught.value)
+    with pytest.raises(WordsError, match=r"there is no optim mine\. Allowed:"):
+        compose(["optim=mine"])
+    words = ["recipe=../runs/a/config.yaml", f"hydra.searchpath=[{folder}/conf]", "trust=[mypkg]"]
+    assert compose(words).choices["optim"] == "mine"

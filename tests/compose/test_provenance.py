@@ -56,6 +56,24 @@ def test_a_default_has_its_line() -> None:
     assert table["optim"] == provenance.Row("optim", "adamw", f"default {line_of('config.yaml', '- optim:')}")
 
 
+def test_arguments_that_went_with_the_part_they_were_for_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "model: mlp\ndata: dataset\nobjective: regression\ndata.inputs: x\noptim.lr: 0.5\nhook: [sample]\nhook.sample.every: 7\n"
+        "data.dataset: {_target_: torch.nn.Identity, size: 3}\n"
+    )
+    words = [f"recipe={tmp_path}/a.yaml", "data=synthetic", "hook=[]", "steps=3", f"out={tmp_path}/run"]
+    sentence = (
+        f"data.dataset._target_=torch.nn.Identity ({tmp_path}/a.yaml:8), data.inputs=x ({tmp_path}/a.yaml:4), "
+        f"data.dataset.size=3 ({tmp_path}/a.yaml:8): not used, because data=synthetic (command line) replaces that part."
+    )
+    assert [*provenance.left_out(compose(words))] == [f"{sentence} Type what you want to keep."]
+    assert not [*provenance.left_out(compose([*words[:1], "data.inputs=y", "optim=adamw", "optim.lr=1"]))]
+    plan_verb.run(words)
+    assert capsys.readouterr().err.count(f"note: {sentence}") == 1
+
+
 def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> None:
     for name, lr in (("a", 0.5), ("b", 0.25)):
         (tmp_path / f"{name}.yaml").write_text(f"optim: {{lr: {lr}}}\n")

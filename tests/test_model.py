@@ -9,6 +9,7 @@ from pool import RankFailed, resident
 from safetensors.torch import load_file
 from small import plan
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from dtrain.__main__ import main
 from dtrain.errors import WordsError
@@ -128,3 +129,10 @@ def test_an_evaluation_leaves_each_module_in_its_own_mode() -> None:
         model[1].running_mean += 1  # as a codebook does that also learns in evaluation
     assert not model[1].running_mean.any()
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_a_caveat_names_the_class_that_the_user_wrote() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.__class__ = type("FSDPBatchNorm1d", (FSDPModule, nn.BatchNorm1d), {})  # as fully_shard does
+    (sentence,) = caveats(nn.Sequential(norm))
+    assert sentence.startswith("BatchNorm1d sees")

@@ -156,11 +156,11 @@ def own_class(module: Any) -> type:
 def caveats(model: nn.Module) -> list[str]:
     """Caveats about training a model on several ranks or microbatches."""
     modules = list(model.modules())
-    norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
+    norms = [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
     sentences = [
         f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
-        for name in norms
+        for name in sorted({own_class(module).__name__ for module in norms})
     ]
     if drops:
         sentences.append(
@@ -176,8 +176,8 @@ def caveats(model: nn.Module) -> list[str]:
                 )
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             states.append(
-                f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a "
-                "resumed run begins with the first one again. Keep it in buffers."
+                f"{path or own_class(module).__name__} has an extra state (get_extra_state), which no checkpoint "
+                "holds: a resumed run begins with the first one again. Keep it in buffers."
             )
     return sentences + states
 

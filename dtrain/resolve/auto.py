@@ -76,7 +76,8 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     if ranks == 1:
         word, reason = "single", "one rank"
     elif not seeds:
-        word, reason = "ddp", f"{ranks} ranks, and the model's size is not known before it is built"
+        unknown = "the model's size is not known before it is built; dtrain plan builds it and shows what fits"
+        word, reason = "ddp", f"{ranks} ranks, and {unknown}"
     elif not simple:  # other words are wrong; later rules report them
         word, reason = "ddp", f"{ranks} ranks"
     else:

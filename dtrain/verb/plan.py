@@ -67,12 +67,14 @@ def explained(plan: Plan) -> str:
 
 
 def before(plan: Plan) -> str:
-    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. Empty for a model
-    that only torch can measure.
+    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
+    torch can measure is not built for it.
     """
     shapes = formulas.shapes(plan)
     if shapes is None:
-        return ""
+        return _table(
+            [("memory", "not predicted for a model of your own, unless you type dtrain plan and these words")]
+        )
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)
     return _table([*report.short(plan, prediction), *warning])

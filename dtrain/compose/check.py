@@ -200,6 +200,8 @@ def no_word(text: str) -> str:
         hint = f" Type {groups[0]}={text if groups[0] not in LISTS else f'[{text}]'}."
     elif text in files.recipes():
         hint = f" Type recipe={text}."
+    elif (key := text.rstrip(":=")) in sayable() or key in HOLDERS:
+        hint = f" Type {key}{'.<name>' * (key in HOLDERS)}=<value>."
     elif separated and separated[1] in sayable():
         hint = f" Type {screen.typed(f'{separated[1]}={cut(separated[2])}')}."
     else:

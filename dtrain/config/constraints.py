@@ -20,8 +20,8 @@ RANGE = re.compile(
     r"(?: (?P<unit>[\w ]+))?"
 )
 BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
-CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
-"""[[days-]hours:]minutes:seconds, as in Slurm."""
+CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):(?=[0-5]?\d:))?(\d+):([0-5]\d(?:\.\d+)?)")
+"""[[days-]hours:]minutes:seconds, as in Slurm: minutes and seconds below 60, but leading minutes."""
 SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
 BYTES = (
     SCALES

@@ -138,11 +138,12 @@ def described(out: str) -> dict[str, Any] | None:
         if not text:
             return None
         there = yaml.safe_load(text)
+        wrong = fault(there, PLAN)
     except StoreError:
         return None
     except (yaml.YAMLError, ValueError, RecursionError):
-        there = None
-    if wrong := fault(there, PLAN):
+        wrong = "it is not YAML"
+    if wrong:
         raise StoreError.during("read", url, f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
     return dict(there)
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from dtrain.config.facts import fact
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
-from dtrain.model import evaluating
+from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.planned import PipelineShape
@@ -123,9 +123,9 @@ class Pipeline(nn.Module):
             if self._checked or index == 0:
                 raise
             raise WordsError(
-                f"mesh.pp: stage {index} of {type(stage.model).__name__} fails on the output of stage {index - 1}, "
-                f"{list(x.shape)}: {first_line(error)}. The first input of each module of the table `pipeline` must be "
-                "the output of the module before it."
+                f"mesh.pp: stage {index} of {own_class(stage.model).__name__} fails on the output of stage "
+                f"{index - 1}, {list(x.shape)}: {first_line(error)}. The first input of each module of the table "
+                "`pipeline` must be the output of the module before it."
             ) from error
 
     def _check_flow(self, x: Tensor, others: dict[str, Tensor]) -> None:
@@ -138,8 +138,8 @@ class Pipeline(nn.Module):
         out = empty(x, **others)
         if out.shape != x.shape or not torch.equal(out, x):
             raise WordsError(
-                f"mesh.pp: {type(mine.model).__name__} changes hidden states outside of the modules of its table, and "
-                "every stage would do so again. Move that into one of the modules, or leave out mesh.pp."
+                f"mesh.pp: {own_class(mine.model).__name__} changes hidden states outside of the modules of its table, "
+                "and every stage would do so again. Move that into one of the modules, or leave out mesh.pp."
             )
         self._checked = True
 

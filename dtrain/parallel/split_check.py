@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import like, local
-from dtrain.model import evaluating
+from dtrain.model import evaluating, own_class
 from dtrain.objective import answer
 from dtrain.parallel.context import Context, length_of
 from dtrain.parallel.pipeline import Pipeline
@@ -181,8 +181,7 @@ class _Part:
     def differs(self, run: Callable[[], Any]) -> str | None:
         """The first module whose own computation differs, or None."""
         names = {
-            id(module): f"{name or 'the model'} ({type(module).__name__.removeprefix('FSDP')})"
-            for name, module in _modules(self.model)
+            id(module): f"{name or 'the model'} ({own_class(module).__name__})" for name, module in _modules(self.model)
         }
         counts: Counter[int] = Counter()
 

@@ -25,6 +25,28 @@ def test_one_sentence_says_what_is_wrong(words: list[str], message: str, capsys:
     assert message in printed and "fault of dtrain" not in printed
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("steps", "Type steps=<value>."),
+        ("steps:", "Type steps=<value>."),
+        ("optim.lr", "Type optim.lr=<value>."),
+        ("optim", "Type optim=<value>."),
+        ("mesh", "Type mesh.<name>=<value>."),
+        ("steps: 5", "Type steps=5."),
+        ("fsdp", "Type strategy=fsdp."),
+    ],
+)
+def test_a_word_without_a_value_is_answered_with_the_word_to_type(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", word]) == 2
+    assert (
+        f"{word} (command line): neither a verb nor a word. Words look like key=value. {hint}\n"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("action", [float("nan"), None, "", "errorcode", "__name__", "nan"])
 def test_a_fault_that_is_none_is_refused_when_it_is_built(action: str) -> None:
     with pytest.raises(ValueError, match="there is no fault"):

@@ -26,7 +26,7 @@ CONF = Path(dtrain.__file__).parents[1] / "conf"
         (["forward", "never"], ("forward",), ("Forward", 1, None)),
         ("text", ("", "a", 7), (True, None, [])),
         ("between", ("1:2", "3:3"), ("2:1", "0:1", 1)),
-        ("number > 0 seconds or clock", (5, "1:00:00", "2-00:00:00"), ("1h", 0)),
+        ("number > 0 seconds or clock", (5, "1:00:00", "2-00:00:00", "90:00"), ("1h", 0, "1:99:00", "1:00:99", "1:60")),
         ("part or null", ({"_target_": "a.b"}, None), ({"a": 1}, "a")),
         ("blocks or cost or list of ints >= 1", ("cost", [2, 1]), ("heavy", [0])),
     ],

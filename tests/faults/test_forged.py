@@ -237,6 +237,7 @@ def test_every_file_of_a_run_may_be_changed_and_is_refused_in_one_sentence(tmp_p
 FORGED: dict[str, tuple[str, str]] = {
     "a plan that is a list": ("plan.yaml", "[1, 2]"),
     "a plan of another": ("plan.yaml", "batch: 7"),
+    "a plan that is not YAML": ("plan.yaml", "a: ["),
 }
 
 
@@ -247,7 +248,7 @@ def test_a_start_beside_a_forged_plan_is_refused_in_one_sentence(tmp_path: Path,
     (tmp_path / "run" / name).write_text(text)
     with pytest.raises(StoreError, match=r"it is no plan: .* Remove it, or type out=") as refused:
         verb_train.one(compose(["model=mlp", *WORDS, f"out={tmp_path / 'run'}"]))
-    assert refused.value.exit_code == 3
+    assert refused.value.exit_code == 3 and ("it is not YAML" in str(refused.value)) == ("YAML" in kind)
 
 
 def test_a_start_beside_the_checkpoints_of_a_plan_without_a_seed_is_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
         rate = f"{count(time.tokens_per_second)} tokens/s"
     run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
     yield "time", f"about {duration(time.seconds)} a step, {rate}, MFU {time.mfu:.0%}; {run}"
-    parts = {"products": time.products, "activations": time.activations, "kernel launches": time.starting}
+    parts = {"products": time.products, "activations": time.activations, "dispatch": time.starting}
     parts |= {f"{axis} calls": spent for axis, spent in time.collectives.items()}
     parts |= {"pipeline bubble": time.waits, "optimizer": time.optimizer}
     least = time.seconds / 100

@@ -1,11 +1,11 @@
 """Predicts the time of one optimizer step on a machine, and its breakdown. See it with `dtrain plan cluster=h100x8
 nodes=4`.
 
-    step       = pipeline + data-axis communication that is not hidden + optimizer + gradient norm
+    step       = pipeline + data-axis communication that is not hidden + optimizer + gradient norm; on a CPU also STEP
     pipeline   = microbatches of every stage in the order of the schedule (dtrain.predict.schedule); without a
                  pipeline, accumulate x microbatch
     microbatch = products / (peak x efficiency) + activation traffic / memory bandwidth + communication of tp, ep, cp;
-                 on a GPU at least the time to launch its kernels
+                 on a GPU at least the time to launch its kernels, on a CPU also that to dispatch its operators
     a call     = start + hops x latency + bytes on the wire / (bandwidth x LINK)   (alpha-beta, over the slowest link)
 
 A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice that for an all-reduce
@@ -13,7 +13,8 @@ A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice 
 Gathers and reductions over the data axes overlap with compute, except the first and the last one. MFU counts 3 x the
 forward, with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B).
 
-It is an estimate: published runs were between 0.6 and 1.6 times as fast (tests/predict/test_time.py).
+It is an estimate: published runs were between 0.6 and 1.6 times as fast (tests/predict/test_time.py), tiny models in
+one process on a CPU between 0.6 and 2.1 times as slow (tests/bench/RESULTS.md).
 """
 
 import math
@@ -48,6 +49,12 @@ STARTING = 2e-4
 """Seconds in which a host launches the kernels of one block on a GPU, forward and backward. An assumption: fifty
 compiled kernels of 4 us each, as a lower bound.
 """
+DISPATCH = 6e-5
+"""Seconds in which Python and torch dispatch the operators of one weight on a CPU, forward and backward, beside
+computing them: tests/bench/RESULTS.md.
+"""
+STEP = 3e-4
+"""Seconds of a step on a CPU that depend on no model: batch, clipping, rates, rows. Measured with DISPATCH."""
 BLOCKING = ("tp", "ep", "cp")
 """Axes whose collectives are not overlapped with compute."""
 
@@ -81,9 +88,9 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
     calls = of_pipeline_ranks(plan, shapes)
     sent = [_blocking(plan, machine, each) for each in calls]
-    starting = [_starting(plan, blocks) for blocks in every]
+    starting = [_starting(plan, blocks, sum(stage)) for blocks, stage in zip(every, stages, strict=True)]
     busy = [
-        max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner)
+        sum(stages[index]) + starting[index] + sum(sent[owner].values()) / owners.count(owner)
         for index, owner in enumerate(owners)
     ]
     rank_busy = _per_rank(plan, busy, owners)
@@ -91,15 +98,16 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     mine = [index for index, owner in enumerate(owners) if owner == slowest]
     pipeline = _pipeline(plan, shapes, busy, _hop(plan, machine, calls[0]))
     products, moved = (sum(stages[index][part] for index in mine) for part in (0, 1))
-    idle = sum(max(0.0, starting[index] - sum(stages[index])) for index in mine)
+    idle = sum(starting[index] for index in mine)
     beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved + idle)
     optimizer = _optimizer(plan, memory, _bandwidth(plan, machine))
-    seconds = pipeline + sum(beside.values()) + optimizer
+    fixed = STEP if plan.device == "cpu" else 0.0
+    seconds = pipeline + sum(beside.values()) + optimizer + fixed
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - rank_busy[slowest])
     samples = plan.batch.size / seconds
     return Time(
-        products, moved, idle, waited, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
+        products, moved, idle + fixed, waited, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
         3 * work(plan, shapes).forward / (seconds * plan.world * _peak(plan, machine)), waits / pipeline,
     )  # fmt: skip
 
@@ -162,9 +170,13 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
     return operations / (_peak(plan, machine) * machine.efficiency), moved / _bandwidth(plan, machine)
 
 
-def _starting(plan: Plan, blocks: tuple[Block, ...]) -> float:
-    """Seconds per step in which the host launches a stage's kernels; they are hidden if compute takes longer."""
-    return STARTING * plan.batch.accumulate * sum(block.count for block in blocks) if plan.device == "cuda" else 0.0
+def _starting(plan: Plan, blocks: tuple[Block, ...], computing: float) -> float:
+    """Seconds per step in which a stage starts its operators and computes nothing: on a GPU, launches that `computing`
+    does not hide.
+    """
+    if plan.device == "cuda":
+        return max(0.0, STARTING * plan.batch.accumulate * sum(block.count for block in blocks) - computing)
+    return DISPATCH * plan.batch.accumulate * sum(block.count * len(block.weights) for block in blocks)
 
 
 def _blocking(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     _, prediction = predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
     time = prediction.time
     assert time
-    assert time.products + time.activations + sum(
+    assert time.products + time.activations + time.starting + sum(
         time.collectives.values()
     ) + time.waits + time.optimizer == pytest.approx(time.seconds)
 

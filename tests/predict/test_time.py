@@ -132,7 +132,17 @@ def test_a_small_model_on_a_gpu_waits_for_its_kernels_to_be_started() -> None:
     small, large = timed(planned("cluster=h100x8 devices=1")), timed(planned(PUBLISHED["8B, 8 H100"][0]))
     assert 5e-4 < small.seconds < 5e-3 and small.starting > 0.8 * small.seconds
     assert large.starting == 0
-    assert timed(planned("cluster=laptop")).starting == 0
+
+
+def test_a_step_on_a_cpu_never_takes_less_than_python_does() -> None:
+    """A deeper model, and each accumulated forward, dispatches more operators; a large model is ruled by its products."""
+    tiny, deep, parts = (
+        timed(planned(f"model=mlp model.width=8 data=synthetic objective=regression {more}"))
+        for more in ("model.layers=1", "model.layers=9", "model.layers=9 accumulate=4")
+    )
+    assert 1e-4 < tiny.seconds < deep.seconds < parts.seconds < 1e-2 and tiny.starting > 0.9 * tiny.seconds
+    large = timed(planned("data=synthetic model.width=1024 model.layers=8 model.heads=8 batch=16"))
+    assert large.starting < 0.01 * large.seconds
 
 
 def test_mfu_of_measured_seconds_counts_as_that_of_the_predicted_ones() -> None:

@@ -41,6 +41,19 @@ class Calling(nn.Module):
         return self.net(inputs.flatten(1)) * (1 + 1 / type(self).calls)
 
 
+class Greedy(nn.Module):
+    """Takes 64 MiB for each sample of a forward while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(16, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            torch.ones(len(inputs), 64 << 18)
+        return self.net(inputs.flatten(1))
+
+
 class Trouble(nn.Module):
     """Meets trouble in its third forward, in the way that `how` says, whatever number it ends with; `once`: a file that
     says it has.

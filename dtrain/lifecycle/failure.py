@@ -148,9 +148,10 @@ def ended_by_others(folder: Path, rank: int, code: int) -> bool:
     return stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
 
 
-def ended(folder: Path, rank: int, code: int) -> None:
+def ended(folder: Path, rank: int, code: int, log: kernel_log.KernelLog) -> None:
     """Report a rank that ended with this exit code, or by the signal -code."""
-    _write(folder, f"ended-{rank}.json", {**_seen(rank), "code": code})
+    for_memory = code == -signal.SIGKILL and log.has_freed_memory()
+    _write(folder, f"ended-{rank}.json", {**_seen(rank), "code": code, "for_memory": for_memory})
 
 
 def log_xids(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:

@@ -36,6 +36,7 @@ KILLED = {
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
     signal.SIGABRT: ("aborted", "SIGABRT, native code called abort()"),
 }
+OUT_OF_MEMORY = {"kind": "memory", "error": "SIGKILL, by the kernel: out of memory"}
 STATES = ("scheduled", "started", "completed")
 """States of a collective on a device, in the flight recorder."""
 SAME_SIZE = ("all_reduce", "broadcast")
@@ -142,11 +143,12 @@ def _independent(evidence: Evidence, known: list[Facts]) -> Facts | None:
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
         rank = facts["rank"]
-        code = evidence.ended.get(rank, {}).get("code")
+        end = evidence.ended.get(rank, {})
+        code = end.get("code")
         if code is not None and rank not in spoke and not _aborted(evidence, rank):
             delay = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
             cause = {**facts, "exit_code": 1, "message": "", **_ending(code, evidence.stacks.get(rank, ""))}
-            causes.append((evidence.ended[rank]["time"] - delay, cause))
+            causes.append((end["time"] - delay, cause | (OUT_OF_MEMORY if end.get("for_memory") else {})))
     return min(causes, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if causes else None
 
 

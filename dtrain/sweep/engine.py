@@ -23,6 +23,7 @@ from dtrain import secrets
 from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import process
 from dtrain.lifecycle import failure, signals
+from dtrain.lifecycle.kernel_log import memory_kills
 from dtrain.planned import Plan
 from dtrain.report.facts import alike
 from dtrain.secrets import screen
@@ -212,7 +213,15 @@ class Engine:
         self._tries[job.name] += 1
         plan = decided.plan
         running = Running(
-            job, slot, child, scratch, log, time.monotonic(), plan.batch.microbatch, plan.backend["timeout"]
+            job,
+            slot,
+            child,
+            scratch,
+            log,
+            time.monotonic(),
+            plan.batch.microbatch,
+            plan.backend["timeout"],
+            memory_kills(),
         )
         self._running[slot] = running
         self._selector.register(log, selectors.EVENT_READ, running)
@@ -254,7 +263,7 @@ class Engine:
         del self._running[running.slot]
         self._free.append(running.slot)
         job = running.job
-        if ended.kind in ("killed", "exited", "lost"):
+        if ended.kind in ("killed", "exited", "lost", "memory") and not running.cause(self.root):
             self._write_cause(job, ended)
         if ended.kind == "lease":
             self._since[job.name] = time.monotonic()

@@ -106,6 +106,5 @@ def _kind(error: DtrainError) -> str:
         return "lease"
     if isinstance(error, StoreError):
         return "storage"
-    if OUT_OF_MEMORY.search(str(error.facts.get("error"))):
-        return "memory"
-    return str(error.facts.get("kind") or {2: "words", 3: "preflight"}.get(error.exit_code, "error"))
+    kind = str(error.facts.get("kind") or {2: "words", 3: "preflight"}.get(error.exit_code, "error"))
+    return "memory" if kind == "error" and OUT_OF_MEMORY.search(str(error.facts.get("error"))) else kind

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from dtrain.launcher import process, zygote
 from dtrain.launcher.zygote import Child
+from dtrain.lifecycle.kernel_log import memory_kills
 from dtrain.sweep import folder
 from dtrain.sweep.folder import Job
 from dtrain.sweep.log import Log
@@ -32,6 +33,8 @@ class Running:
     began: float
     microbatch: int
     patience: float
+    memory_kills: int
+    """Of the host, when it began."""
     suspended: float = 0.0
     """Seconds for which it has been stopped (SIGSTOP)."""
 
@@ -45,6 +48,11 @@ class Running:
         if self.is_lost:
             self.child.kill()
 
+    def cause(self, root: str) -> Mapping[str, Any]:
+        """The failure.json that it wrote itself; empty if it wrote none."""
+        cause = folder.failure(root, self.job.name)
+        return cause if cause.get("time", 0) > time.time() - (time.monotonic() - self.began) else {}
+
     def outcome(self, root: str) -> Ended:
         """How it ended, once its process has: as that says, or its watchdog."""
         code = self.child.wait()
@@ -53,10 +61,11 @@ class Running:
         if self.is_lost:
             limit = f"{self.patience:g} s (backend.timeout)"
             return Ended("failed", 1, "lost", f"it was suspended (SIGSTOP) for {limit} and counts as lost")
+        if code == -signal.SIGKILL and memory_kills() > self.memory_kills:
+            return Ended("failed", 1, "memory", "its process was killed by the kernel: out of memory")
         if code < 0:
             return Ended("failed", 1, "killed", f"its process was killed by {signal.Signals(-code).name}")
-        cause = folder.failure(root, self.job.name)
-        if cause.get("time", 0) > time.time() - (time.monotonic() - self.began):
+        if cause := self.cause(root):
             return Ended("failed", 1, str(cause.get("kind")), str(cause.get("error")))
         return Ended("failed", 1, "exited", f"its process ended with exit code {code} and without a word")
 

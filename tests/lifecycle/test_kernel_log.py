@@ -45,6 +45,18 @@ def test_lines_since_the_beginning_are_read_once(planted: Path) -> None:
     log.close()
 
 
+def test_the_kernel_counts_what_it_kills_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vmstat = tmp_path / "vmstat"
+    monkeypatch.setattr(kernel_log, "VMSTAT", vmstat)
+    vmstat.write_text("pgfault 7\noom_kill 3\noom_kill_other 9\n")
+    log = KernelLog()
+    assert not log.has_freed_memory()
+    vmstat.write_text("pgfault 8\noom_kill 4\noom_kill_other 9\n")
+    assert log.has_freed_memory() and not KernelLog().has_freed_memory()
+    vmstat.unlink()  # a system that does not count
+    assert not KernelLog().has_freed_memory()
+
+
 def test_many_lines_are_read_and_what_a_terminal_would_obey_is_written_out(planted: Path) -> None:
     log = KernelLog()
     planted.write_text(

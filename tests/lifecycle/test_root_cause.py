@@ -116,6 +116,9 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         evidence(2, error(0, "cannot save s3://b: connection reset", 1.0, code=3), error(1, GONE, 1.1, kind="lost")), 0, "cannot save s3://b: connection reset",
     ),
     "killed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL)), 1, "SIGKILL, from outside or out of memory"),
+    "killed for memory": (
+        evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL, for_memory=True)), 1, "SIGKILL, by the kernel: out of memory",
+    ),
     "crashed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGSEGV)), 1, "SIGSEGV, a segmentation fault in native code"),
     "aborted after an error elsewhere": (evidence(2, error(0, "ValueError: a", 1.9), ended=ended(1, -signal.SIGABRT)), 0, "ValueError: a"),
     "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a report"),

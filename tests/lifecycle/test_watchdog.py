@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 
 from dtrain.launcher.process import fork
 from dtrain.lifecycle import failure
+from dtrain.lifecycle.kernel_log import KernelLog
 from dtrain.lifecycle.watchdog import Watchdog, sequence_numbers
 
 
@@ -87,7 +88,7 @@ def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
 
 def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 1.5, int, int, lambda: holding_the_interpreter(600))) == 1
-    failure.ended(tmp_path, 0, 1)
+    failure.ended(tmp_path, 0, 1, KernelLog())
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
         "rank 0 hung in step 3 (samples 16 to 23): native code held the GIL, at lifecycle/test_watchdog.py:"
@@ -97,7 +98,7 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
 
 def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 60, int, lambda: ctypes.string_at(0))) == -signal.SIGSEGV
-    failure.ended(tmp_path, 0, -signal.SIGSEGV)
+    failure.ended(tmp_path, 0, -signal.SIGSEGV, KernelLog())
     failed = failure.explain(tmp_path)
     assert failed.line.startswith("rank 0 crashed in step 2 (samples 8 to 15): SIGSEGV")
     assert "lifecycle/test_watchdog.py" in failed.line

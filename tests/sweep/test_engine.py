@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import commands
@@ -313,6 +314,39 @@ def test_out_of_memory_a_job_starts_again_with_half_the_microbatch(tmp_path: Pat
     assert result(small)[0] == pytest.approx(result(large)[0], rel=1e-6)
     assert done.stderr.count("model.most=4: OutOfMemoryError") == 2 and "starts again with microbatch=4" in done.stderr
     assert "failed: 1 x OutOfMemoryError" in done.stderr
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Path]:
+    """The file that moves a process into a control group with 1,500 MiB of memory."""
+    groups = Path("/sys/fs/cgroup")
+    old = (groups / "memory").is_dir()
+    folder = groups / ("memory" if old else "") / f"dtrain-test-{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if old else "memory.max")
+    try:
+        folder.mkdir()
+        limit.write_text(str(1500 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    yield folder / "cgroup.procs"
+    folder.rmdir()
+
+
+@pytest.mark.campaign("kills")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_job_that_the_kernel_kills_for_memory_starts_again_with_half_the_microbatch(
+    limited: Path, devices: int, tmp_path: Path
+) -> None:
+    words = ["model._target_=sweeping.Greedy", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]", "steps=2"]
+    words += ["data.samples=64", "objective=classification", "batch=32", f"devices={devices}"]
+    words += ["strategy=ddp"] * (devices > 1) + ["hook=[]", "logger=[]", "sweep.out=s", "optim.lr=0.01,0.02"]
+    command = ["sh", "-c", f'echo $$ > {limited}; exec "$@"', "sh", *COMMAND, "-m", *words, "sweep.parallel=1"]
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    sentence = f"by the kernel: out of memory; it starts again with microbatch={16 // devices}"
+    assert done.stderr.count(sentence) == 2, done.stderr
 
 
 def test_a_spike_leaves_its_cause(tmp_path: Path) -> None:

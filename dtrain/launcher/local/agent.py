@@ -203,7 +203,7 @@ class Agent:
                 del self._ranks[pid]
                 if not failure.is_done(self._reports, rank):
                     with contextlib.suppress(StoreError):  # the rank has reported a full disk
-                        failure.ended(self._reports, rank, code)
+                        failure.ended(self._reports, rank, code, self._log)
                     self._send_failed(victim=failure.ended_by_others(self._reports, rank, code))
                 elif not self._ranks:
                     self._send_end("done", self._round)

@@ -17,7 +17,7 @@ from dtrain.compose import compose, here
 from dtrain.compose.hydra import Shelf  # noqa: F401 - Hydra is loaded before the working folder changes
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
-from dtrain.predict.prediction import Prediction, predict
+from dtrain.predict.prediction import LIBRARIES, Prediction, predict
 from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of
 from dtrain.verb.plan import explained
@@ -171,7 +171,8 @@ def test_auto_chooses_it_where_it_alone_fits(kit: Path) -> None:
     words = "model.width=256 batch=16 accumulate=4 devices=2 optim=sgd optim.momentum=0"
     peaks = {name: predicted(f"{words} strategy={name}")[1].memory.peak for name in ("fsdp", "zero2", "thin")}
     assert peaks["thin"] < min(peaks["fsdp"], peaks["zero2"])
-    room = (peaks["thin"] + min(peaks["fsdp"], peaks["zero2"])) / 2 / 0.85 * 2
+    between = (peaks["thin"] + min(peaks["fsdp"], peaks["zero2"])) / 2
+    room = (between + LIBRARIES) / 0.85 * 2
     found = resolve(compose(words.split()), CPUS.__class__(**{**vars(CPUS), "memory": int(room)}))
     assert found.strategy["_target_"] == "kit.strategy.Thin"
     assert found.why["strategy"].startswith("thin (auto: ")

@@ -156,6 +156,10 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     assert loss(*own, "steps=6", "out=whole") == whole
     again = commands.run(*common, *words, *own, "steps=6", "out=whole", cwd=tmp_path, env=environment())
     assert again.returncode == 0 and "already finished" in again.stdout
+    more = ("recipe=whole/config.yaml", "trust=[own]", "out=more")
+    assert commands.run(*more, cwd=tmp_path, env=environment()).returncode == 0
+    looked = commands.run("evaluate", *own, "out=more", "evaluate.samples=8", cwd=tmp_path, env=environment())
+    assert looked.returncode == 0 and "eval_loss" in looked.stdout, looked.stderr
     assert loss(*own, "steps=6", "stop_after=3", "out=parts") != whole
     assert loss(*own, "steps=6", "out=parts") == whole
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.facts import fact
-from dtrain.config.schema import GROUPS, Config, default
+from dtrain.config.schema import GROUPS, WORDS, Config, default
 from dtrain.config.trust import allowed
 from dtrain.config.word import spelling
 from dtrain.errors import nearest
@@ -105,6 +105,5 @@ def _value(config: Config, key: str) -> Any:
 
 def _is_typed(config: Config, key: str) -> bool:
     """Whether the words or a recipe set a key to another value than its default."""
-    if key in GROUPS:
-        return any(typed == key or typed.startswith(f"{key}.") for typed in config.sources)
-    return key in config.sources and _value(config, key) != default(key)
+    usual = WORDS[key] if key in GROUPS else default(key)
+    return key in config.sources and _value(config, key) != usual

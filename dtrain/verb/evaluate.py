@@ -4,10 +4,12 @@ mesh.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
+from dtrain.config.schema import default
 from dtrain.errors import StoreError, WordsError
 from dtrain.launcher import zygote
 from dtrain.planned import Plan
@@ -43,7 +45,7 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     run = root if store.exists(store.join(root, "config.yaml")) else None
     cluster = detect()
     config = compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run)
-    plan = resolve(config, cluster).with_loop(loop)
+    plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
     with zygote.kept():
         if plan.world > 1 and cluster.external is None:
             zygote.begin()

@@ -66,6 +66,7 @@ def test_what_dtrains_own_parts_read_counts_only_where_they_act_on_it(mine: str)
 
 def test_words_that_ask_for_nothing_are_taken(mine: str) -> None:
     assert not unread(mine, "deaf", "logger=[]", "hook=[]", "evaluate.every=0", "clip=null", "log.every=10", "ema=null")
+    assert not unread(mine, "deaf", "logger=[console,tensorboard]", "hook=auto", "data=text", "grace=30.0")
     assert unread(mine, "deaf", "logger=[console]", "hook=[sample]", "data=text") == {"logger", "hook"}
 
 

@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain import __version__, secrets
-from dtrain.cluster import allocation
-from dtrain.config import environment
-from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
-from dtrain.lifecycle import signals
-from dtrain.secrets import screen
+from dtrain.config import hidden
+
+try:
+    from dtrain import __version__, secrets
+    from dtrain.cluster import allocation
+    from dtrain.config import environment
+    from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
+    from dtrain.lifecycle import signals
+    from dtrain.secrets import screen
+except (ImportError, AttributeError) as error:
+    if not (sentence := hidden.by_a_file(error)):
+        raise
+    sys.stderr.write(f"dtrain: {sentence}\n")
+    sys.exit(2)
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 """Verbs that take what the working folder brings."""
@@ -49,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         screen.complain(f"{why(error) if isinstance(error, OSError) else error}. The system has no room for this run.")
         return PreflightError.exit_code
+    except (ImportError, AttributeError) as error:
+        if not (sentence := hidden.by_a_file(error)):
+            raise
+        screen.complain(sentence)
+        return WordsError.exit_code
     except signals.StopRequested as asked:
         screen.complain(str(asked))
         return asked.exit_code

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dtrain.build import locate, trusting
-from dtrain.errors import DtrainError
+from dtrain.config import hidden
+from dtrain.errors import DtrainError, WordsError
 from dtrain.lifecycle import signals, unwatched, waiting
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -106,6 +107,10 @@ def loading_torch() -> Iterator[None]:
     gc.disable()
     try:
         yield
+    except (ImportError, AttributeError) as error:
+        if sentence := hidden.by_a_file(error):
+            raise WordsError(sentence) from error
+        raise
     finally:
         gc.freeze()
         gc.enable()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 from dtrain.cluster import Cluster
@@ -68,7 +67,6 @@ def _calls_ours(text: str) -> bool:
     return "dtrain.train" in text or bool(re.search(r"from dtrain import [^\n]*\btrain\b", text))
 
 
-@cache
 def source(loop: str, trusted: tuple[str, ...]) -> str:
     """The source of the module of a loop and of the modules that it imports: those of trusted packages or beside it,
     with what these import, and dtrain's own. Empty if it cannot be found.
@@ -82,7 +80,7 @@ def source(loop: str, trusted: tuple[str, ...]) -> str:
         seen.add(name)
         if module is None or not (name.startswith("dtrain.") or _is_own(name, home, trusted)):
             continue
-        texts.append(module.path.read_text())
+        texts.append(module.path.read_text(encoding="utf-8", errors="replace"))
         if not name.startswith("dtrain."):
             for origin, inner in module.imported.values():
                 waiting += [origin, f"{origin}.{inner}"]

@@ -22,6 +22,9 @@ ADVICE = {
     "nccl": "NCCL_DEBUG=INFO before the command says how GPUs are connected, nvidia-smi topo -m how they could be",
 }
 """Advice for a backend that is slow."""
+FAILED = "try devices=2, then nodes=2, to see where it begins to fail"
+KILLED = "dmesg | grep -i 'killed process' says whether memory ran out: then free some, or use fewer devices"
+"""Advice for ranks that failed, or were killed by SIGKILL."""
 APART_SECONDS = 5.0
 SAME = ("dtrain", "torch")
 
@@ -41,8 +44,8 @@ def exchange(case: Case) -> Iterable[Finding]:
             result = build(case.plan.launcher).launch(measuring(case.plan))
     except DtrainError as error:
         text = f"{case.plan.world} rank(s) could not work together: {first_line(error)}"
-        advice = "try devices=2, then nodes=2, to see where it begins to fail"
-        yield Finding("ranks", "stop", text, advice)
+        killed = error.facts.get("signal") == "SIGKILL" or error.facts.get("kind") == "memory"
+        yield Finding("ranks", "stop", text, KILLED if killed else FAILED)
         return
     yield alike(result.metrics["ranks"])
     yield judged(result.metrics["links"])

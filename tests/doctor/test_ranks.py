@@ -67,6 +67,28 @@ def test_ranks_that_cannot_meet_are_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     assert finding.text == "2 rank(s) could not work together: rank 1 failed: RuntimeError: no route to host"
 
 
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({"kind": "killed", "signal": "SIGKILL"}, "dmesg | grep -i 'killed process' says whether memory ran out"),
+        ({"kind": "memory"}, "dmesg | grep -i 'killed process' says whether memory ran out"),
+        ({"kind": "killed", "signal": "SIGSEGV"}, "try devices=2, then nodes=2"),
+        ({}, "try devices=2, then nodes=2"),
+    ],
+)
+def test_ranks_that_were_killed_have_advice_about_memory(
+    facts: dict[str, Any], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        error = RankError("rank 1 was killed")
+        error.facts = facts
+        raise error
+
+    monkeypatch.setattr("dtrain.launcher.local.Local.launch", fails)
+    (finding,) = ranks.exchange(Case(plan("devices=2"), {}, dict))
+    assert finding.advice.startswith(advice)
+
+
 def test_one_rank_and_a_torch_that_cannot_be_loaded_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrain.launcher.local.Local.launch", lambda *_: pytest.fail("started"))
     (finding,) = ranks.exchange(Case(plan(), {}, dict))

@@ -347,6 +347,8 @@ class Config(Schema):
     """group -> word, or list of words."""
     sources: dict[str, str] = field(default_factory=dict)
     """dotted key -> `command line` or the recipe that set it; absent: the default of its conf file."""
+    numbers: dict[str, str] = field(default_factory=dict)
+    """dotted key -> a number with a fraction or exponent as it was written, such as 1e3."""
     history: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """dotted key -> (value, source) of every word that was overridden, the oldest first."""
     unresolved: dict[str, str] = field(default_factory=dict)

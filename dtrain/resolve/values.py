@@ -98,8 +98,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
-        f"{key}={cut(spelling(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type "
-        f"{screen.typed(instead)}."
+        f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
+        f"{constraints.say(allowed)}{largest}. Type {screen.typed(instead)}."
     )
 
 

@@ -5,16 +5,8 @@ is read.
 """
 
 import hashlib
-import multiprocessing
-import os
-import pickle
 import random
-import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence, Sized
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -28,9 +20,9 @@ from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.collate import MASK, joined, stack, tensor, tree
 from dtrain.data.order import _mix64, permute
 from dtrain.data.shift import next_targets
+from dtrain.data.workers import Workers
 from dtrain.errors import WordsError
 from dtrain.lifecycle import loaders
-from dtrain.lifecycle.signals import STOP_SIGNALS
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
@@ -48,7 +40,7 @@ class Samples:
 
     def one(self, index: int, epoch: int) -> Any:
         """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
-        _note(index)
+        loaders.note(index)
         _seed(index, epoch)
         try:
             sample = self.dataset[index]
@@ -69,12 +61,6 @@ class Samples:
         return stack(
             samples, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0])
         )
-
-
-_samples: Samples | None = None
-"""The samples that this loading process reads."""
-_note: Callable[[int], None] = lambda index: None  # noqa: E731
-"""Records which sample is being read, for the rank to report if this process dies."""
 
 
 class Dataset:
@@ -171,7 +157,7 @@ class Dataset:
             inputs, targets = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys)
             inputs, targets = tree(tensor, inputs), tree(tensor, targets)
         elif self._workers:
-            columns = zip(*(part for part in self._read_by_workers(index, epoch) if part is not None), strict=True)
+            columns = zip(*self._processes.read(index, epoch), strict=True)
             inputs, targets = (
                 tree(torch.from_numpy, joined(column, fill))
                 for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
@@ -198,86 +184,9 @@ class Dataset:
             return build(self._kept, stop=len(self._kept))
         return build(samples.dataset, start=self._stop, stop=self._whole)
 
-    def _read_by_workers(self, index: Indices, epoch: Indices) -> list[Any]:
-        """Read in the loading processes. Raises RuntimeError, with the sample and the signal, if one of them died."""
-        pool = self._pool
-        processes = pool._processes  # private; taken now, because the pool clears it when a process dies
-        try:
-            return list(pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers)))
-        except BrokenProcessPool as error:
-            reading = loaders.reading()
-            deaths = [
-                f"a loading process {_ending(code)} while it read sample {reading.get(pid, '?')} of data.dataset"
-                for pid, code in _dead(list(dict(processes or {}).values())).items()
-            ]
-            raise RuntimeError("; ".join(deaths) or "a loading process died") from error
-
     @cached_property
-    def _reading(self) -> Any:
-        return loaders.table(self._workers)
-
-    @cached_property
-    def _pool(self) -> ProcessPoolExecutor:
-        # fresh interpreters: this process has threads, whose locks a fork would copy
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(
-            self._workers, context, initializer=_adopt, initargs=(self._samples, self._reading, context.Value("i", 0))
-        )
-
-
-def _dead(processes: Sequence[Any]) -> dict[int, int]:
-    """pid -> exit code of the processes that ended by themselves; empty if no exit code is known within a second."""
-    deadline = time.monotonic() + 1.0
-    while True:
-        # the pool terminates the others; it waits for them in a thread of its own, which may see an exit code before
-        # this thread does
-        codes = {process.pid: process.exitcode for process in processes}
-        dead = {pid: code for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM)}
-        if dead or time.monotonic() > deadline:
-            return dead
-        time.sleep(0.01)
-
-
-def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
-
-
-def _adopt(samples: Samples, reading: Any, count: Any) -> None:
-    """Set up a loading process. It ignores stop signals, because the rank needs samples until it stops; it dies with
-    the rank.
-    """
-    global _samples, _note
-    _note = loaders.answer(reading, count)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-    torch.set_num_threads(1)
-    _samples = samples
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _read(index: Indices, epoch: Indices) -> Any:
-    """The samples as nested numpy arrays, because the receiving thread must not use torch."""
-    assert _samples
-    try:
-        return tuple(tree(Tensor.numpy, part) for part in _samples.batch(index, epoch)) if len(index) else None
-    except Exception as error:
-        if _can_pickle(error):
-            raise
-        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error.__cause__
-
-
-def _can_pickle(error: Exception) -> bool:
-    """Whether an error can be pickled; if not, the rank would only learn that a process has ended."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return False
-    return True
+    def _processes(self) -> Workers:
+        return Workers(self._samples.batch, self._workers)
 
 
 def _names(inputs: Inputs) -> Sequence[str]:

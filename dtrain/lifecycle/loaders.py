@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
 """How long to wait for a stack, and the pause after which it counts as complete."""
 
 _tables: list[Any] = []
+_mine: list[tuple[Any, int]] = []
+"""The table and slot of this loading process."""
 
 
 # in the rank
@@ -31,7 +33,7 @@ def table(workers: int) -> Any:
 
 
 def reading() -> dict[int, int]:
-    """pid -> the sample that it is reading or read last; -1 before the first"""
+    """pid -> the sample that it is reading; -1 while it reads none"""
     return {pid: sample - 1 for table in _tables for pid, sample in zip(table[::2], table[1::2], strict=True) if pid}
 
 
@@ -60,6 +62,8 @@ def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
 def reader(folder: Path) -> tuple[str, list[str]] | None:
     """The position of a loading process that is reading a sample, as text, and its stack."""
     for pid, stack in loader_stacks(folder).items():
+        if reading()[pid] < 0:
+            continue
         where = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1]))
         sample, heading = f"sample {reading()[pid]} of data.dataset", f"loading process {pid}:"
         if where:
@@ -72,19 +76,21 @@ def reader(folder: Path) -> tuple[str, list[str]] | None:
 # in a loading process
 
 
-def answer(shared: Any, count: Any) -> Callable[[int], None]:
-    """Set up a loading process: take a slot in the table, and answer SIGUSR2. Returns a function that records which
-    sample is being read.
-    """
-    with count.get_lock():
-        slot, count.value = count.value % (len(shared) // 2), count.value + 1
+def answer(shared: Any, slot: int) -> None:
+    """Set up a loading process: take a slot in the table, and answer SIGUSR2."""
     folder = os.environ.get(environment.REPORTS, "")
     if folder and Path(folder).is_dir():
         faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
     else:  # nobody asks, or the rank has ended while this process began
         signal.signal(REPORT, signal.SIG_IGN)
     shared[2 * slot] = os.getpid()  # last: the rank may signal a pid in the table
-    return lambda sample: shared.__setitem__(2 * slot + 1, sample + 1)
+    _mine[:] = [(shared, slot)]
+
+
+def note(sample: int) -> None:
+    """Record which sample is being read, -1 for none; the rank reports it if this process dies."""
+    for shared, slot in _mine:
+        shared[2 * slot + 1] = sample + 1
 
 
 def _file(folder: Path, pid: int) -> Path:

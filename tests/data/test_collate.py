@@ -171,7 +171,7 @@ def test_loading_processes_pad_as_one_process_does() -> None:
         Dataset(Rows(), pad=0, collate=by_hand, workers=1, **options),
     ):
         there = take(source, *range(8))
-        source._pool.shutdown()
+        source._processes.close()
         assert torch.equal(here["inputs"], there["inputs"]) and torch.equal(here["targets"], there["targets"])
 
 

@@ -127,9 +127,9 @@ def test_a_rank_that_ends_leaves_no_name_in_the_system_and_its_processes_say_not
 
     reading, writing = os.pipe()
     os.waitpid(fork(rank), 0)
+    os.close(writing)
     workers = [int(pid) for pid in os.read(reading, 1000).split()]
     os.close(reading)
-    os.close(writing)
     assert len(workers) == 4
     assert all(is_gone(pid, 120) for pid in workers)
     assert names.empty()

@@ -122,7 +122,8 @@ def test_a_rank_that_ends_leaves_no_name_in_the_system_and_its_processes_say_not
     monkeypatch.setattr(resource_tracker, "register", lambda name, kind: names.put(f"{kind} {name}"))
 
     def rank() -> None:
-        Dataset(Squares(), workers=4, holdout=0).take(np.arange(1), np.zeros(1, dtype=np.int64))
+        source = Dataset(Squares(), workers=4, holdout=0)  # its processes end with it
+        source.take(np.arange(1), np.zeros(1, dtype=np.int64))
         os.write(writing, " ".join(str(child.pid) for child in multiprocessing.active_children()).encode())
 
     reading, writing = os.pipe()

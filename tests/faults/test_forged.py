@@ -47,7 +47,7 @@ def relabel(attempt: Path, step: int, **more: Any) -> Path:
     return target
 
 
-def test_a_checkpoint_that_was_relabelled_is_not_accepted(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_relabelled_is_not_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tensors' own files say of which step they are."""
 
     def work(mesh: Mesh) -> tuple[int, list[str]]:
@@ -64,8 +64,10 @@ def test_a_checkpoint_that_was_relabelled_is_not_accepted(tmp_path: Path) -> Non
     assert len(damaged) == 1 and "its tensors are of step 80, but the commit is of 999" in damaged[0]
     assert verb.run(["verify", f"out={tmp_path}"]) == 1
     with pytest.raises(StoreError, match="its tensors are of step 80, but the commit is of 999"):
-        verb.run(["export", f"out={tmp_path}", f"to={tmp_path / 'x'}"])
+        verb.run(["export", f"out={tmp_path}", "step=999", f"to={tmp_path / 'x'}"])
     assert not (tmp_path / "x/model.safetensors").exists()
+    assert verb.run(["export", f"out={tmp_path}", f"to={tmp_path / 'x'}"]) == 0
+    assert "the commit is of 999. Step 80 is used instead" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_attempt_that_was_renamed_to_be_newer_is_not_accepted(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ MAY_BE_GONE = {
 """Asked for by `getattr` or `hasattr`. Before 2.14 only gloo's and NCCL's groups take a timeout."""
 OF_OTHERS = {
     "_asdict", "_attn_implementation", "_config", "_create_unverified_context", "_current_exceptions", "_current_frames", "_exit", "_parent",
-    "_processes", "_request", "_strip_protocol",
+    "_request", "_strip_protocol",
 }  # fmt: skip
 """Of Python, fsspec and its clients, transformers."""
 OURS = {"_letter"}

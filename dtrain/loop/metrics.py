@@ -38,6 +38,8 @@ from dtrain.storage.jsonl import Journal, clean
 PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
 DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that loggers get."""
+IDLE_SECONDS = 1.0
+"""How long a run that ends by an error waits for its device."""
 
 
 class Log:
@@ -76,6 +78,9 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self._rows is None or self._events is None:
             return
+        if error is not None and not isinstance(error, (LeaseError, MovedError)):
+            with suppress(Exception):  # it must not hide the error
+                self._rescue()
         if error is not None and not isinstance(error, StopRequested):
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {error}")
@@ -152,24 +157,37 @@ class Log:
     def flush(self) -> None:
         if not self._pending:
             return
+        flat = [value.float().reshape(-1) for _, _, loss, *_ in self._pending for value in loss.sums.values()]
+        self._write(self._mesh.sum_stages(self._mesh.sum(torch.cat(flat))))
+
+    def _rescue(self) -> None:
+        """Write the rows of finished steps when an error ends the run. No other rank is asked, because it may be gone:
+        the rows of several ranks lack the loss and what else is summed over them.
+        """
+        if self._mesh.world == 1:
+            self.flush()
+        elif self._pending and _is_idle(self._mesh.device):
+            self._write(None)
+
+    def _write(self, sums: Tensor | None) -> None:
+        """Write the pending rows. `sums`: theirs, over all ranks, one after the other; None if unknown."""
         pending, self._pending = self._pending, []
-        shapes = {name: value.shape for name, value in pending[0][2].sums.items()}
-        flat = [loss.sums[name].float().reshape(-1) for _, _, loss, *_ in pending for name in shapes]
-        sums = self._mesh.sum_stages(self._mesh.sum(torch.cat(flat)))
-        width = len(sums) // len(pending)
         if self._rows is None:
             return
+        shapes = {name: value.shape for name, value in pending[0][2].sums.items()}
         # under strategy.offload=cpu the norms are on the CPU
-        values = sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()
+        norms = torch.stack([norm for *_, norm, _, _ in pending]).tolist()
+        totals = [] if sums is None else sums.view(len(pending), -1).tolist()
         if self._mesh.device.type != "cpu":  # steps are only queued, so the time of all of them is divided
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)
         for index, (step, seen, loss, _, rates, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
-            row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], loss.count)
+            if totals:
+                row |= figures(self._objective, shapes, totals[index], loss.count)
             row |= rates
-            row |= {"norm": values[len(pending) * width + index], "step_seconds": seconds}
+            row |= {"norm": norms[index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
             if self._at_peak:
                 row["mfu"] = self._at_peak / seconds
@@ -283,6 +301,17 @@ class Log:
         text = f"{type(error).__name__}: {error}"
         self.event("logger_failed", logger=name, error=text)
         screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {text}")))
+
+
+def _is_idle(device: torch.device) -> bool:
+    """Whether a device finishes its work soon; it may wait for a rank that is gone."""
+    if device.type == "cpu":
+        return True
+    event, deadline = torch.Event(device), time.monotonic() + IDLE_SECONDS
+    event.record()
+    while not event.query() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return event.query()
 
 
 def facts(plan: Plan) -> dict[str, Any]:

@@ -134,7 +134,7 @@ WAITS_FOR = {
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
-    "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log.flush",),
+    "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
     "in the first step, or once": ("loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),

@@ -167,6 +167,29 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
     assert (event["event"], event["error"]) == ("failed", "ZeroDivisionError: no such luck")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_that_were_finished_before_an_error_have_rows(tmp_path: Path, ranks: int) -> None:
+    """Without a word to the other rank, which has ended before the error."""
+
+    def work(mesh: Mesh) -> list[tuple[Any, ...]]:
+        last = 6 if mesh.rank == 0 else 4
+        with pytest.raises(ZeroDivisionError), Log(with_loggers(tmp_path, 4, "Remembering"), mesh) as log:
+            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            for step in range(1, last + 1):
+                loss = StepLoss({"loss": torch.tensor(11.0 * step)}, 11)
+                log.record(step, 8 * step, loss, torch.tensor(0.5 * step), {"lr": 0.1})
+            raise ZeroDivisionError("no such luck")
+        return TOLD
+
+    told, *_ = on_mesh(work, dp_replicate=ranks)
+    written = rows(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["norm"]) for row in written] == [(step, 0.5 * step) for step in range(1, 7)]
+    losses = [1, 2, 3, 4, 5, 6] if ranks == 1 else [2, 4, 6, 8, None, None]  # their sum is with both ranks
+    assert [row.get("loss") for row in written] == losses
+    assert [call[0] for call in told[1:]] == [4, 6, "closed"]
+    assert ("loss" in told[2][1]) == (ranks == 1)
+
+
 def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> float:
         with Log(with_loggers(tmp_path, 1), mesh) as log:

@@ -71,7 +71,7 @@ def main() -> None:
     rows: dict[str, list[tuple[float, float]]] = {}
     for number in range(asked.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
+            place, began = Path(folder), time.time()
             for name, count, commands in (
                 ("a sweep", asked.jobs, [sweep]),
                 *((name, jobs, [[LOOPS, tool, str(jobs)]]) for name, tool, jobs in others),
@@ -81,8 +81,14 @@ def main() -> None:
                 took = (sum(wall for wall, _ in both) / count, sum(cpu for _, cpu in both) / count)
                 rows.setdefault(name, []).append(took)
                 print(f"round {number}: {name}: {60 / took[0]:.0f} a minute, {1e3 * took[1]:.0f} CPU ms", flush=True)
+            first = min(path.stat().st_mtime for path in place.glob("s/*/config.yaml")) - began
             again = measured(*sweep, place=place)
-            print(f"round {number}: the finished sweep asked again {again[0]:.1f} s, {again[1]:.1f} CPU s", flush=True)
+            listed = measured("-m", "dtrain", "sweep", "ls", "s", place=place)
+            print(
+                f"round {number}: the first job began after {first:.1f} s; the finished sweep asked again {again[0]:.1f} "
+                f"s, {again[1]:.1f} CPU s; sweep ls {listed[0]:.2f} s",
+                flush=True,
+            )
     ours = [cpu for _, cpu in rows["a sweep"]]
     for name, taken in rows.items():
         wall, cpu = (statistics.median(each) for each in zip(*taken, strict=True))

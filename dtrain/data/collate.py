@@ -25,20 +25,22 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, to
 FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 
 
-def tensor(value: Any) -> Tensor:
-    """A tensor of a number, an array or a list of numbers: floats become fp32, integers int64; uint8 images stay.
+def tensors(part: Any, name: str) -> Any:
+    """The tensor of a number, an array or a list of numbers, or a mapping of them: floats become fp32, integers int64;
+    uint8 images stay.
 
-    Raises WordsError for anything else.
+    Raises WordsError for anything else; `name` says which part of the data it is.
     """
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        value = torch.from_numpy(np.array(value))
-    elif isinstance(value, Number) or _is_numbers(value):
-        try:
-            value = torch.tensor(value)
-        except ValueError as error:
-            raise WordsError(f"data.dataset: an input or target is a list that is not an array: {error}.") from None
-    if not isinstance(value, Tensor):
-        raise WordsError(f"data.dataset: an input or target is {_described(value)}")
+    if isinstance(part, Mapping):
+        return {key: tensors(value, f"{name} {key!r}") for key, value in part.items()}
+    try:
+        value = _tensor(part)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise WordsError(f"{name} is not an array of numbers: {error}.") from None
+    if value is None:
+        raise WordsError(f"{name} is {_described(part)}")
+    if value.dtype == torch.uint64 and bool((value.long() < 0).any()):
+        raise WordsError(f"{name} has a number above 2**63 - 1, the largest of int64.")
     if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
     return value.float() if value.dtype in FLOATS else value
@@ -54,12 +56,13 @@ def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
 def stack(
     samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False
 ) -> tuple[Any, Any]:
-    """Stack samples into (inputs, targets) of a batch; with `pad`, rows are padded to `length` or to the longest row.
+    """Stack samples of tensors into (inputs, targets) of a batch; with `pad`, rows are padded to `length` or to the
+    longest row.
 
     `masked`: the inputs need an attention_mask, which is created for samples without one. Raises WordsError if shapes
     differ and cannot be padded.
     """
-    inputs, targets = ([tree(tensor, each) for each in column] for column in zip(*samples, strict=True))
+    inputs, targets = map(list, zip(*samples, strict=True))
     if pad is None:
         return tree(_stacked, *inputs), tree(_stacked, *targets)
     rows = [_rows(each) for each in inputs]
@@ -91,6 +94,15 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     return np.concatenate(parts)
 
 
+def _tensor(value: Any) -> Tensor | None:
+    """A tensor of the value; None if it has no numbers."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))  # torch knows no other byte order
+    if isinstance(value, Number) or _is_numbers(value):
+        return torch.tensor(value)
+    return value.detach() if isinstance(value, Tensor) else None
+
+
 def _is_numbers(value: Any) -> bool:
     """Whether the value is a nested list or tuple of numbers."""
     if not isinstance(value, list | tuple) or not value:
@@ -109,7 +121,11 @@ def _described(value: Any) -> str:
         )
     if value is None:
         return "None. Return a number, or -100 for a target that does not count."
-    return f"a {kind}. Return several parts as a mapping, so that they have names."
+    if isinstance(value, np.ndarray | np.generic):
+        return f"an array of the type {value.dtype}. Return an array of numbers, such as float32 or int64."
+    if isinstance(value, list | tuple) and not value:
+        return f"an empty {kind}. Return at least one number."
+    return f"a {kind}. Return several parts as a mapping, so that they have names, or one array of numbers."
 
 
 def _stacked(*rows: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import MASK, joined, stack, tensor, tree
+from dtrain.data.collate import MASK, joined, stack, tensors, tree
 from dtrain.data.order import _mix64, permute
 from dtrain.data.shift import next_targets
 from dtrain.data.workers import Workers
@@ -50,16 +51,17 @@ class Samples:
                 f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
                 f"must have samples 0 to {size - 1} ({error})"
             ) from error
-        return sample if self.collate else _pick(sample, self.keys, optional=MASK if self.pad is not None else None)
+        optional = MASK if self.pad is not None else None
+        return sample if self.collate else _pick(sample, self.keys, f"data.dataset: sample {index}", optional=optional)
 
     def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any]:
         """(inputs, targets), tensors or mappings of tensors."""
         samples = [self.one(int(i), int(e)) for i, e in zip(index, epoch, strict=True)]
         if self.collate:
-            inputs, targets = _pick(self.collate(samples), self.keys)
-            return tree(tensor, inputs), tree(tensor, targets)
+            return _converted(_pick(self.collate(samples), self.keys, "data.collate: a batch"), "data.collate:")
+        converted = [_converted(each, f"data.dataset: sample {i}:") for i, each in zip(index, samples, strict=True)]
         return stack(
-            samples, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0])
+            converted, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0])
         )
 
 
@@ -154,8 +156,8 @@ class Dataset:
     def take(self, index: Indices, epoch: Indices) -> Batch:
         index = self.original(index)
         if self._batched:
-            inputs, targets = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys)
-            inputs, targets = tree(tensor, inputs), tree(tensor, targets)
+            whole = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
+            inputs, targets = _converted(whole, "data.dataset:")
         elif self._workers:
             columns = zip(*self._processes.read(index, epoch), strict=True)
             inputs, targets = (
@@ -193,9 +195,18 @@ def _names(inputs: Inputs) -> Sequence[str]:
     return [] if isinstance(inputs, int | str) else inputs
 
 
-def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
-    """(input, target) of a sample, or of a batch. Raises WordsError for a missing key, unless it is `optional`."""
+def _pick(sample: Any, keys: Keys, name: str, *, optional: str | None = None) -> tuple[Any, Any]:
+    """(input, target) of a sample, or of a batch. Raises WordsError, with its `name`, for a missing key, unless it is
+    `optional`, and for a sample that is one array or row: its entries are no parts.
+    """
     inputs, target = keys
+    row = isinstance(sample, list) and len(sample) > 2 and isinstance(sample[0], Number) and keys == (0, 1)
+    if row or sample is None or isinstance(sample, Tensor | np.ndarray | Number | str | bytes):
+        kind = "None" if sample is None else f"one {type(sample).__name__}"
+        raise WordsError(
+            f"{name} is {kind}, without a target. Return (input, target); for rows of tokens return (row, row) and "
+            "type data.shift=true."
+        )
     named = sample
     if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int):
         named = sample._asdict()
@@ -208,8 +219,13 @@ def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any,
         if isinstance(sample, Mapping):
             has = ", ".join(map(str, sample))
         raise WordsError(
-            f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys."
+            f"{name} has {has}. data.inputs={keys[0]} and data.targets={keys[1]} must name two of these."
         ) from None
+
+
+def _converted(pair: tuple[Any, Any], where: str) -> tuple[Any, Any]:
+    """(input, target) as tensors."""
+    return tensors(pair[0], f"{where} the input"), tensors(pair[1], f"{where} the target")
 
 
 def _seed(index: int, epoch: int) -> None:

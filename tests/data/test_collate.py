@@ -1,6 +1,7 @@
 """A batch of samples of any kind: numbers become tensors, rows of several lengths are padded so that nothing added counts, one's own collate is called."""
 
 from collections import namedtuple
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from data.rows import LENGTHS, Rows, by_hand
 from pool import resident
 from small import plan
 
-from dtrain.data.collate import joined, stack, tensor
+from dtrain.data.collate import joined, stack, tensors
 from dtrain.data.dataset import Dataset
 from dtrain.errors import WordsError
 from dtrain.train import train
@@ -31,13 +32,16 @@ def take(source: Dataset, *index: int) -> dict[str, Any]:
         (np.float64(2.0), torch.float32), (np.int32(2), torch.int64), (np.arange(3, dtype=np.uint16), torch.int64), (np.arange(3, dtype=np.uint32), torch.int64),
         (np.arange(3, dtype=np.uint8), torch.int64), (torch.zeros(3, dtype=torch.int32), torch.int64), (np.ones((2, 2)), torch.float32),
         (np.ones(2, dtype=np.float16), torch.float32), (torch.ones(2, dtype=torch.bfloat16), torch.float32), ([np.float32(1), np.float32(2)], torch.float32),
-        (np.zeros((3, 4, 4), dtype=np.uint8), torch.uint8),
+        (np.zeros((3, 4, 4), dtype=np.uint8), torch.uint8), (np.arange(3, dtype=">f4"), torch.float32), (np.arange(3, dtype=">i2"), torch.int64),
+        (np.arange(3, dtype=">u8"), torch.int64), (np.arange(3)[::-1], torch.int64), (np.broadcast_to(np.float64(2), (2, 2)), torch.float32),
+        (np.array(7, dtype=">u2"), torch.int64), (np.zeros((0, 2)), torch.float32),
+        (torch.ones(2, requires_grad=True), torch.float32),
     ],
     ids=str,
 )  # fmt: skip
 def test_numbers_of_any_kind_become_tensors(value: Any, dtype: torch.dtype) -> None:
-    converted = tensor(value)
-    assert converted.dtype == dtype
+    converted = tensors(value, "the input")
+    assert converted.dtype == dtype and not converted.requires_grad
     assert converted.tolist() == (value.tolist() if hasattr(value, "tolist") else torch.tensor(value).tolist())
 
 
@@ -45,18 +49,37 @@ def test_what_is_no_number_is_refused_with_what_to_return() -> None:
     for value, message in (
         ("abc", "encode it first"),
         (None, "-100 for a target"),
-        ([[1], [2, 3]], "not an array"),
+        ([[1], [2, 3]], "is not an array of numbers: "),
+        ([1, None], "is not an array of numbers: "),
+        ([1, "a"], "is not an array of numbers: "),
+        (2**70, "is not an array of numbers: "),
+        (np.arange(3, dtype=np.longdouble), "is not an array of numbers: "),
+        (np.array([1, "a"], dtype=object), "an array of the type object"),
+        (np.array(["a"]), "an array of the type <U1"),
+        (np.datetime64("2026-01-01"), r"an array of the type datetime64\[D\]"),
+        (np.array([2**63], dtype=np.uint64), "the largest of int64"),
+        ([], "an empty list"),
+        (date(2026, 1, 1), "a date. Return several parts"),
         ({1, 2}, "names"),
         ((torch.ones(2),), "names"),
     ):
-        with pytest.raises(WordsError, match=message):
-            tensor(value)
+        with pytest.raises(WordsError, match=f"^the input .*{message}"):
+            tensors(value, "the input")
+
+
+def test_what_is_no_number_is_named_with_its_sample_and_its_part() -> None:
+    rows = [({"ids": [1, 2], "mask": None if index == 5 else [1, 1]}, 0) for index in range(8)]
+    rows[3] = ({"ids": [1, 2], "mask": [1, 1]}, "cat")  # type: ignore[assignment]
+    source = Dataset(rows, holdout=0)
+    for sample, part in ((5, "the input 'mask' is None"), (3, "the target is text")):
+        with pytest.raises(WordsError, match=rf"data\.dataset: sample {sample}: {part}"):
+            take(source, source.original(np.arange(8)).tolist().index(sample))
 
 
 def test_an_image_of_pil_is_refused_with_what_to_return() -> None:
     image = pytest.importorskip("PIL.Image").fromarray(np.zeros((2, 2), dtype=np.uint8))
     with pytest.raises(WordsError, match="ToTensor"):
-        tensor(image)
+        tensors(image, "the input")
 
 
 def test_lists_of_numbers_train() -> None:

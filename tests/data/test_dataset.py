@@ -86,12 +86,25 @@ def test_several_inputs_reach_the_model_by_name() -> None:
 
 
 def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(WordsError, match="a sample has image, label"):
+    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label"):
         take(Dataset(Named()), [0])
-    with pytest.raises(WordsError, match="a sample has 2 parts"):
+    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has 2 parts"):
         take(Dataset(Squares(), inputs=5), [0])
-    with pytest.raises(WordsError, match="a sample has image, label"):
+    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label"):
         take(Dataset(Named(), inputs=["image", "mask"], targets="label"), [0])
+
+
+@pytest.mark.parametrize(
+    "sample", [torch.ones(4), np.ones(4), [5, 7, 9], "some text", 3, None], ids=lambda sample: type(sample).__name__
+)
+def test_a_sample_of_one_part_is_not_cut_into_input_and_target(sample: Any) -> None:
+    kind = "None" if sample is None else f"one {type(sample).__name__}"
+    with pytest.raises(WordsError, match=rf"data\.dataset: sample \d+ is {kind}, without a target\. Return \(input"):
+        take(Dataset([sample] * 4), [0])
+
+
+def test_a_row_of_which_two_entries_are_named_has_parts() -> None:
+    assert take(Dataset([[5, 7, 9]] * 4, inputs=0, targets=2), [0])["targets"].tolist() == [9]
 
 
 def test_what_is_not_map_style_is_refused() -> None:

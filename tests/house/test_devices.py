@@ -115,7 +115,7 @@ MADE = {
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
-    "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:tensor", "data/dataset.py:_classes"),
+    "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),
     "bytes of a checkpoint, in the memory of the host": (
         "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/memory.py:_view",
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
@@ -129,7 +129,7 @@ MADE = {
 }  # fmt: skip
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/collate.py:tensors", "data/dataset.py:_classes",
         "data/order.py:permute", "data/order.py:samples", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",

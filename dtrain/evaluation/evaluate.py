@@ -14,12 +14,11 @@ def evaluate(plan: Plan) -> Result:
     """Evaluate a checkpoint; the result's `metrics` are `eval_loss` and the objective's own."""
     began = time.perf_counter()
     with load(plan) as (parts, commit):
-        source = parts.source.holdout()
-        if source is None:
+        if parts.heldout is None:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
         metrics = heldout_loss(
-            *(parts.forward, source, parts.objective, parts.mesh), precision=parts.precision, context=parts.context,
-            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch,
+            *(parts.forward, parts.heldout, parts.objective, parts.mesh), precision=parts.precision,
+            context=parts.context, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch,
             tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
         )  # fmt: skip
     return Result("finished", commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -41,6 +42,11 @@ class Parts:
     """The number of parameters of the whole model."""
     model: nn.Module
     forward: nn.Module
+
+    @cached_property
+    def heldout(self) -> Source | None:
+        """The samples held out for evaluation."""
+        return self.source.holdout()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, WordsError
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import axes_of, local
@@ -23,9 +23,13 @@ from dtrain.strategy import Strategy
 
 
 def check(parts: Parts) -> dict[str, Any]:
-    """The event of what the ranks built; all ranks call it. Raises DtrainError if it differs from the plan."""
-    facts = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy))
-    return judge(parts.plan, facts, parts.precision)
+    """The event of what the ranks built; all ranks call it. Raises DtrainError if it differs from the plan, and
+    WordsError if their datasets differ in length.
+    """
+    samples = {"samples": len(parts.source), "held_out": 0 if parts.heldout is None else len(parts.heldout)}
+    ranks = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy) | samples)
+    compare_lengths(ranks)
+    return judge(parts.plan, ranks, parts.precision)
 
 
 def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
@@ -53,6 +57,17 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
         "schedule": forward.shape.schedule if isinstance(forward, Pipeline) else None,
         "wrapper": type(forward).__name__,
     }
+
+
+def compare_lengths(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raises WordsError if the ranks count different samples: each would walk through an order of its own."""
+    lengths = [f"{facts['samples']} samples and {facts['held_out']} held out" for facts in ranks]
+    other = next((rank for rank, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is not None:
+        raise WordsError(
+            f"data: rank 0 has {lengths[0]}, rank {other} has {lengths[other]}. Every rank must read the same dataset: "
+            "its __len__ must not depend on the rank, and its files must be the same on every host."
+        )
 
 
 def judge(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:

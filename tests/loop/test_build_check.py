@@ -1,14 +1,17 @@
 """What a rank finds is held against the plan, and what does not fit is said with its figures."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pool import RankFailed, ranks
 from small import plan
 
 from dtrain.errors import DtrainError
 from dtrain.loop.build_check import judge
 from dtrain.precision import Precision
+from dtrain.train import train
 
 FP32 = Precision()
 
@@ -74,3 +77,24 @@ def test_types_are_held_against_the_precision_that_sets_them() -> None:
     with pytest.raises(DtrainError, match="weights are float32, not bfloat16"):
         judge(plan("data=synthetic"), [facts_of(holds="copies", split={})], lowered)
     judge(plan("data=synthetic"), [facts_of(holds="copies", split={}, types=["float64"])], FP32)
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        (("data.dataset._target_=data.rows.ByRank",), ("14 samples and 2 held out", "15 samples and 2 held out")),
+        (
+            ("data.dataset._target_=data.rows.Rows", "data.holdout_dataset._target_=data.rows.ByRank"),
+            ("16 samples and 16 held out", "16 samples and 17 held out"),
+        ),
+    ],
+)
+def test_datasets_of_other_lengths_end_the_run_before_its_first_step(
+    words: tuple[str, ...], lengths: tuple[str, str], tmp_path: Path
+) -> None:
+    rows = ("data=dataset", "data.inputs=input_ids", "data.targets=labels", "data.outputs=13", "data.pad=0", *words)
+    common = ("model=gpt", "model.layers=1", "model.width=16", "steps=2", "batch=4", "trust=[data]", "logger=[]")
+    asked = plan(*rows, *common, "strategy=ddp", "devices=2", f"out={tmp_path}/run")
+    with pytest.raises(RankFailed, match=f"data: rank 0 has {lengths[0]}, rank 1 has {lengths[1]}"):
+        ranks(2, train, asked)
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()

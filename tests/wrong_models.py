@@ -339,6 +339,17 @@ class Asked(Drifting):
         return min(1.0, self.asked / 100)
 
 
+class RandomUpdate(torch.optim.SGD):
+    """Draws random numbers in its step, as stochastic rounding does: no fault."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), 0.01)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        torch.rand(1)
+        super().step()
+
+
 class LocalTrust(torch.optim.Optimizer):
     """Moves each tensor as far as the norm of what this rank holds of it."""
 

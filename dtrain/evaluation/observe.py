@@ -1,10 +1,10 @@
 """Observers of a run: the held-out loss and the hooks, each with its own period. They do not affect training."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
@@ -17,7 +17,6 @@ from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
 from dtrain.model import caveats
-from dtrain.model.seeds import drawn
 
 
 class Observers:
@@ -40,7 +39,7 @@ class Observers:
         self._plan, self._source, self._log = parts.plan, parts.source, log
         self._scored, self._asked, self._watchdog = scored, enough, watchdog
         plan, mesh, forward = parts.plan, parts.mesh, parts.forward
-        self._heldout = parts.source.holdout()
+        self._heldout = parts.heldout
         self._measure = partial(
             measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
             samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=state.ema,
@@ -50,8 +49,7 @@ class Observers:
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._complete = all(map(gives_none, self._hooks))
         self._unsaved = Unsaved(parts.model)
-        self._draws: Callable[[int], str] | None = partial(_draws, forward, plan.seed, mesh.batch_rank)
-        self._check = state.check
+        self._model, self._check, self._first = parts.model, state.check, True
         self._warned = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
@@ -63,11 +61,10 @@ class Observers:
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
-        if self._draws:
+        if self._first:
+            self._first = False
             self._check()
-            warning, self._draws = self._draws(step - 1), None
-            if warning:
-                self._tell(warning)
+            self._report_draws(loss.drawn)
         for name in self._unsaved.changed():
             self._tell(
                 f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
@@ -105,6 +102,14 @@ class Observers:
             self._measured = metrics.keys()
             self._report(step, metrics)
 
+    def _report_draws(self, generators: Sequence[str]) -> None:
+        """Warn if the first forward drew random numbers and no module of the model explains it."""
+        if generators and not any("dropout" in sentence for sentence in caveats(self._model)):
+            self._tell(
+                f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses "
+                "differ on another mesh."
+            )
+
     def _report(self, step: int, figures: dict[str, float]) -> None:
         if figures:
             self.metrics |= figures
@@ -131,14 +136,3 @@ class Observers:
         if text not in self._warned:
             self._warned.add(text)
             self._log.caveat(text)
-
-
-def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
-    """A warning if this step's forward drew random numbers and no module of the model explains it; else empty."""
-    generators = drawn(seed, step, rank)
-    if not generators or any("dropout" in sentence for sentence in caveats(model)):
-        return ""
-    return (
-        f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses "
-        "differ on another mesh."
-    )

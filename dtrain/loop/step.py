@@ -1,6 +1,6 @@
 """The forwards and backwards of one optimizer step: accumulation over microbatches, or a pipeline schedule."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,12 @@ from dtrain.strategy import Strategy
 @dataclass(frozen=True)
 class StepLoss:
     """This rank's part of a step: `sums` of the loss and the objective's metrics, over the `count` of the whole
-    batch.
+    batch. `drawn`: the generators from which the forwards of this start's first step drew random numbers.
     """
 
     sums: Mapping[str, Tensor]
     count: int
+    drawn: Sequence[str] = ()
 
 
 Step = Callable[[Stream, int], StepLoss]
@@ -55,8 +56,7 @@ def make_step(
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in
     the model.
     """
-    first: Shapes = {}
-    shapes: Shapes = {}
+    first, shapes, drawn = Shapes(), Shapes(), list[str]()
     agreement = Agreement(model, mesh)
 
     def step(stream: Stream, number: int) -> StepLoss:
@@ -66,8 +66,7 @@ def make_step(
             check(model, objective, share.microbatches[0], context, mesh, precision)
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
-        # `clip` makes up for
-        # it, or more ranks would overflow earlier
+        # `clip` makes up for it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         sums: dict[str, Tensor] = {}
@@ -95,11 +94,12 @@ def make_step(
                     if absent is not None:
                         missing.append(tuple(absent))
         if not shapes:
+            drawn.extend(seeds.drawn(seed, number, mesh.batch_rank))
             shapes.update(agreed(objective, first, mesh))
         if not sums:  # a rank without the last stage knows no loss
             sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
         agreement.settle(missing)
-        return StepLoss(sums, share.count)
+        return StepLoss(sums, share.count, drawn)
 
     return step
 

@@ -8,6 +8,7 @@ import commands
 import pytest
 from launching import plan_of
 from pool import RankFailed, ranks
+from small import plan
 
 from dtrain.planned import Plan
 from dtrain.train import train
@@ -51,6 +52,25 @@ def test_a_dropout_module_is_told_before_the_first_step_alone(tmp_path: Path) ->
 
 def test_a_forward_that_draws_nothing_is_not_told_of(tmp_path: Path) -> None:
     assert caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.Net", *WORDS)) == []
+
+
+def test_samples_that_are_read_after_the_forward_are_no_draws_of_it(tmp_path: Path) -> None:
+    """The first save reads samples for the digest of the data, which seeds the generators."""
+    data = ("data=dataset", "data.dataset._target_=small.Uneven", "trust=[small]", "checkpoint.every=1")
+    model = (
+        "model=gpt",
+        "model.vocab=13",
+        "model.layers=1",
+        "model.width=16",
+        "objective=next_token",
+        "data.outputs=13",
+    )
+    assert caveats(plan(*data, *model, "batch=8", "steps=2", "logger=[]", f"out={tmp_path}/run")) == []
+
+
+def test_draws_of_the_optimizer_are_no_draws_of_the_forward(tmp_path: Path) -> None:
+    words = ("model._target_=wrong_models.Net", *WORDS, "optim._target_=wrong_models.RandomUpdate")
+    assert caveats(plan_of(tmp_path / "run", *words)) == []
 
 
 @pytest.mark.parametrize("words", [(), ("devices=1", "strategy=single"), ("stop_after=2",)])

@@ -53,19 +53,24 @@ def give_up(
     os._exit(exit_code)
 
 
+def remove_stale() -> None:
+    """Remove the folders for reports that processes left which were killed or ended by `os._exit`."""
+    name = f"dtrain-{os.getuid()}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{name}*"):
+        pid = folder.name.removeprefix(name).split("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     """A context in which this process reports its own failure, using the reports of the other ranks on its host. Errors
     other than DtrainError become a RankError.
     """
+    remove_stale()
     siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
-    parent, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
-    for other in os.scandir(parent):
-        pid = other.name.removeprefix(f"{name}-").split("-")[0]
-        if other.name.startswith(f"{name}-{pid}-") and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(other.path, ignore_errors=True)  # left by ranks that were killed
     restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("MASTER_PORT", "")
-    folder = parent / f"{name}-{siblings}-{restart}-{port}"
+    folder = Path(tempfile.gettempdir(), f"dtrain-{os.getuid()}-{siblings}-{restart}-{port}")
     folder.mkdir(mode=0o700, exist_ok=True)
     for old in folder.iterdir():
         kind, number, *_ = [*old.name.replace(".", "-").split("-"), ""]

@@ -22,7 +22,7 @@ from typing import Literal
 from dtrain import secrets
 from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import process
-from dtrain.lifecycle import failure, signals
+from dtrain.lifecycle import failure, signals, unwatched
 from dtrain.lifecycle.kernel_log import memory_kills
 from dtrain.planned import Plan
 from dtrain.report.facts import alike
@@ -113,6 +113,7 @@ class Engine:
                     self.display.tick(self._running.values())
             finally:
                 self._end_all()
+                unwatched.remove_stale()
                 self._selector.close()
 
     def _over(self) -> bool:

@@ -143,6 +143,17 @@ def test_alone_a_process_tells_its_own_failure(tmp_path: Path, monkeypatch: pyte
     assert "DTRAIN_REPORTS" not in os.environ
 
 
+def test_reports_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no folder of a process that lives, of another user, or of a launcher."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    user, gone = os.getuid(), 2**22 + 1
+    kept = {f"dtrain-{user}-{os.getpid()}-0-", f"dtrain-{user + 1}-{gone}-0-", f"dtrain-{user}-dtrain-launch-a"}
+    for name in (*kept, f"dtrain-{user}-{gone}-0-"):
+        (tmp_path / name).mkdir()
+    unwatched.remove_stale()
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_alone_an_error_of_dtrain_stays_what_it_is(tmp_path: Path) -> None:
     error = WordsError("one", "two")
     with pytest.raises(WordsError) as raised, unwatched.alone(str(tmp_path), 0):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,8 +108,12 @@ def result(run: Path) -> tuple[float, list[bytes]]:
     return loss, [shard[8 + int.from_bytes(shard[:8], "little") :] for shard in shards]
 
 
-def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(tmp_path: Path) -> None:
-    hows = ["none", "raises", "killed", "exits", "segfault", "diverges", "forks", "prints"]
+def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    hows = ["none", "raises", "exits", "segfault", "diverges", "forks", "prints", "killed"]
     done = commands.run(
         "-m", *TROUBLE, f"model.how={','.join(hows)}", "sweep.out=s", "sweep.parallel=3", cwd=tmp_path, timeout=240
     )
@@ -128,6 +133,7 @@ def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(tmp_path
         len(log) < 4 << 20 and b"bytes are left out" in log and log.rstrip().endswith(b"the end")
     ) or b"the end" in log
     assert not mentioning(str(tmp_path)), "a process stayed behind"
+    assert not list((tmp_path / "tmp").glob("dtrain-*")), "a folder stayed behind"
 
 
 def test_a_job_that_was_killed_once_finishes(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from dtrain.lifecycle import loaders
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
+SINGLE = (Tensor, np.ndarray, int, float, str, bytes, type(None))
+"""Types of a sample that cannot hold an input and a target."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,7 @@ def _pick(sample: Any, keys: Keys, name: str, *, optional: str | None = None) ->
     `optional`, and for a sample that is one array or row: its entries are no parts.
     """
     inputs, target = keys
-    row = isinstance(sample, list) and len(sample) > 2 and isinstance(sample[0], Number) and keys == (0, 1)
-    if row or sample is None or isinstance(sample, Tensor | np.ndarray | Number | str | bytes):
+    if isinstance(sample, SINGLE) or (isinstance(sample, list) and keys == (0, 1) and _is_row(sample)):
         kind = "None" if sample is None else f"one {type(sample).__name__}"
         raise WordsError(
             f"{name} is {kind}, without a target. Return (input, target); for rows of tokens return (row, row) and "
@@ -221,6 +222,11 @@ def _pick(sample: Any, keys: Keys, name: str, *, optional: str | None = None) ->
         raise WordsError(
             f"{name} has {has}. data.inputs={keys[0]} and data.targets={keys[1]} must name two of these."
         ) from None
+
+
+def _is_row(sample: list[Any]) -> bool:
+    """Whether it is a row, such as of tokens: more than a pair of numbers."""
+    return len(sample) > 2 and isinstance(sample[0], Number)
 
 
 def _converted(pair: tuple[Any, Any], where: str) -> tuple[Any, Any]:

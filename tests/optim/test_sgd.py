@@ -39,6 +39,17 @@ def test_no_momentum_needs_no_second_word() -> None:
     assert model.weight.item() == pytest.approx(before - 0.1)
 
 
+def test_a_weight_without_a_gradient_takes_no_memory_for_a_momentum() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer: Any = build(model=model, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0)
+    model.weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert list(optimizer.state) == [model.weight]
+    model.bias.grad = torch.ones(2)
+    optimizer.step()
+    assert list(optimizer.state) == [model.weight, model.bias]
+
+
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     (reference,) = resident(1, few_steps, PARTS, {})

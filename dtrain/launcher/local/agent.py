@@ -376,6 +376,7 @@ if __name__ == "__main__":
     secrets.guard()
     cold = os.environ.pop(COLD, "")
     if sys.argv[-1] == "-":
+        process.die_with(os.getppid())  # whose end is that of the connection to the command
         os.environ.update(json.loads(sys.stdin.readline()))
         sys.argv.pop()
     try:

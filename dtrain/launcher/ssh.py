@@ -1,0 +1,130 @@
+"""Nodes that ssh reaches: it starts an agent on each host, with your own configuration of ssh, keys and jump hosts.
+
+The agent's variables, the run's secret among them, come over its standard input. It is a child of the connection's
+process on its host, and ends with it.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, WordsError, why
+from dtrain.launcher.children import Children
+from dtrain.launcher.local import attached
+from dtrain.planned import Plan
+from dtrain.result import Result
+
+HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?(?:[A-Za-z0-9][\w.-]*|\[[0-9A-Fa-f:.]+\]))(?::(?P<port>[0-9]{1,5}))?")
+"""`host`, `user@host`, `host:port`, `user@[IPv6 address]:port`; a host may be a name of your ssh configuration."""
+OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+)
+"""ssh asks for no password, and ends a minute after the other host went silent."""
+CONNECTIONS = 32
+"""Hosts that are tried at the same time."""
+LOOK_SECONDS = 30.0
+"""Time for a host to answer before the run."""
+
+
+class Ssh:
+    """One node on each of `hosts`, the first of them where more are given than the plan has nodes. `hostfile`: a file
+    with a host on each line, instead. `folder`: the working folder there; null: as here. `python`: the interpreter
+    there. `options`: more arguments of ssh, as in a shell.
+    """
+
+    about: ClassVar = {"where": "elsewhere"}
+
+    def __init__(
+        self, *, hosts: Sequence[str], hostfile: str | None, folder: str | None, python: str, options: str,
+        restarts: int, silence: float, wait: float, address: str | None,
+    ) -> None:  # fmt: skip
+        self._hosts = [*hosts] if hostfile is None else [*_lines(Path(hostfile))]
+        self._place, self._python, self._options = folder or str(Path.cwd()), python, shlex.split(options)
+        self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
+        self._children = Children()
+
+    def describe(self, plan: Plan) -> str:
+        command = [self._python, "-m", "dtrain.launcher.local.agent", "<address>", "-"]
+        return "\n".join(shlex.join(self._ssh(host, command)) for host in self._hosts[: plan.nodes])
+
+    def launch(self, plan: Plan) -> Result:
+        problems = [*_wrong(self._hosts, plan.nodes)]
+        if problems:
+            raise WordsError(*problems)
+        if not shutil.which("ssh"):
+            raise PreflightError("launcher=ssh: ssh is not installed here. Install an OpenSSH client.")
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            problems = [problem for problem in pool.map(self._look, self._hosts[: plan.nodes]) if problem]
+        if problems:
+            raise PreflightError(*problems)
+        return attached.launch(plan, engine=self, **self._serving)
+
+    def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
+        for node in nodes:
+            ssh = self._ssh(self._hosts[node], [self._python, *command[1:], "-"])
+            self._children.start([node], ssh, {}, stdin=f"{json.dumps(dict(environment))}\n".encode())
+
+    def alive(self) -> Collection[int]:
+        return self._children.alive()
+
+    def stop(self) -> None:
+        self._children.stop()
+
+    def _ssh(self, host: str, command: Sequence[str]) -> list[str]:
+        """The command line that executes `command` in the working folder of a host."""
+        parts = HOST.fullmatch(host)
+        name, port = (parts["name"], parts["port"]) if parts else (host, None)
+        options = [*OPTIONS, *self._options, *(["-p", port] if port else [])]
+        remote = f"cd {shlex.quote(self._place)} && exec {shlex.join(command)}"
+        return ["ssh", *options, "--", re.sub(r"[][]", "", name), remote]
+
+    def _look(self, host: str) -> str:
+        """The problem of a host that cannot be a node; empty if there is none."""
+        command = self._ssh(host, [self._python, "-c", "import dtrain, torch"])
+        try:
+            ended = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=LOOK_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"{host}: it did not answer within {LOOK_SECONDS:g} s."
+        last = cut((ended.stderr.strip().splitlines() or ["it says nothing"])[-1])
+        if ended.returncode == 255:
+            return f"{host}: ssh cannot log in there without a password: {last}. Try: ssh {host}"
+        if ended.returncode:
+            return (
+                f"{host}: {self._python} cannot import dtrain and torch in {self._place}: {last}. Install them there, "
+                "or type launcher.python=<its interpreter> or launcher.folder=<its folder>."
+            )
+        return ""
+
+
+def _lines(hostfile: Path) -> Iterable[str]:
+    """The hosts of a file, without comments, and without what follows them as in files of mpirun (`host slots=8`)."""
+    try:
+        for line in hostfile.expanduser().read_text().splitlines():
+            words = line.partition("#")[0].split()
+            if words:
+                yield words[0]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = why(error) if isinstance(error, OSError) else "it is no text"
+        raise WordsError(f"launcher.hostfile={hostfile}: {reason}. Name a file with a host on each line.") from error
+
+
+def _wrong(hosts: Sequence[str], nodes: int) -> Iterable[str]:
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            yield f"launcher.hosts: {cut(host)!r} is no host. Type user@host:port, or a name of your ssh configuration."
+    for host in sorted({host for host in hosts if hosts.count(host) > 1}):
+        yield f"launcher.hosts names {host} twice: it would be two nodes. Leave one out, or type devices=<more ranks>."
+    if len(hosts) < nodes:
+        fewer = f", or type nodes={len(hosts)}" if hosts else ""
+        yield f"nodes={nodes}, but launcher.hosts has {len(hosts)}. Name a host for each node{fewer}."

@@ -1,0 +1,136 @@
+"""Nodes on hosts that ssh reaches, through an sshd for each: the losses of local nodes, and nothing left on them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import commands
+import pytest
+from commands import COMMAND, Forked
+from killing import descendants, mentioning
+from ssh import hosts
+
+from dtrain.launcher.ssh import HOST
+
+SMALL = [
+    "model=mlp",
+    "data=synthetic",
+    "objective=regression",
+    "strategy=ddp",
+    "nodes=2",
+    "devices=2",
+    "hook=[]",
+    "logger=[]",
+]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Iterator[list[str]]:
+    """The words of a run on two hosts, whose interpreter has the tests' modules."""
+    tests, python = Path(__file__).parents[1], tmp_path / "a python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tests.parent}:{tests} exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    with hosts(tmp_path) as (names, options):
+        yield [
+            "launcher=ssh", f"launcher.hosts=[{','.join(names)}]", f"launcher.options='{' '.join(options)}'",
+            f"launcher.python='{python}'", "launcher.address=127.0.0.1",
+        ]  # fmt: skip
+
+
+def agents(place: Path) -> list[str]:
+    return mentioning(str(place / "a python")) + mentioning("dtrain.launcher.local.agent 127.0.0.1")
+
+
+@pytest.mark.campaign("network")
+def test_ranks_on_two_hosts_have_the_losses_of_local_ones(words: list[str], tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    for launcher, out in ((words, "far"), (["launcher=local"], "near")):
+        done = commands.run(*SMALL, "steps=6", *launcher, f"out={out}", cwd=place)
+        assert done.returncode == 0, done.stderr
+    far, near = (
+        [json.loads(line)["loss"] for line in (place / out / "metrics.jsonl").read_text().splitlines()]
+        for out in ("far", "near")
+    )
+    assert far == near and len(far) == 6
+    assert not agents(tmp_path)
+
+
+@pytest.mark.campaign("network")
+def test_what_is_wrong_with_the_hosts_is_told_at_once_before_anything_starts(words: list[str], tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    wrong = [word for word in words if not word.startswith("launcher.python")]
+    (hosts_word,) = (word for word in words if word.startswith("launcher.hosts="))
+    nobody = hosts_word.partition(",")[0] + ",127.0.0.1:9]"
+    done = commands.run(*SMALL, "steps=6", *wrong, nobody, "launcher.python=/no/python", "out=a", cwd=place)
+    assert done.returncode == 3
+    assert "/no/python cannot import dtrain and torch in" in done.stderr
+    assert "127.0.0.1:9: ssh cannot log in there without a password" in done.stderr and "Traceback" not in done.stderr
+    assert not (place / "a" / "metrics.jsonl").exists()
+
+
+@pytest.mark.campaign("kills")
+@pytest.mark.parametrize("way", ["killed", "twice", "once"])
+def test_nothing_runs_on_when_the_command_ends(words: list[str], way: str, tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    command = Forked([*COMMAND, *SMALL, "steps=1000000", *words, "out=a"], cwd=place, stderr=subprocess.DEVNULL)
+    metrics, deadline = place / "a" / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.1)
+    assert agents(tmp_path)
+    if way == "killed":
+        os.kill(command.pid, signal.SIGKILL)
+    else:
+        os.kill(command.pid, signal.SIGINT)
+        if way == "twice":
+            os.kill(command.pid, signal.SIGINT)
+    code = command.wait(120)
+    assert code == {"killed": -signal.SIGKILL, "twice": 130, "once": 130}[way]
+    while agents(tmp_path):
+        assert time.monotonic() < deadline + 60, agents(tmp_path)
+        time.sleep(0.1)
+    assert way != "once" or any((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("kills")
+def test_a_host_whose_connection_breaks_is_started_again(words: list[str], tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    command = Forked(
+        [*COMMAND, *SMALL, "steps=4000", "checkpoint.every=50", *words, "out=a"], cwd=place, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 200
+    while not any((place / "a" / "checkpoints").rglob("COMMIT.json")):
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.1)
+    connections = [pid for pid in descendants(command.pid) if Path(f"/proc/{pid}/comm").read_text() == "ssh\n"]
+    os.kill(connections[0], signal.SIGKILL)
+    assert command.wait(200) == 0
+    events = [json.loads(line) for line in (place / "a" / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "resumed" or event.get("step") for event in events if event["event"] == "started")
+
+
+@pytest.mark.parametrize(
+    ("host", "parts"),
+    [
+        ("a", ("a", None)),
+        ("me@gpu-3.site:2222", ("me@gpu-3.site", "2222")),
+        ("root@[fe80::1]:22", ("root@[fe80::1]", "22")),
+    ],
+)
+def test_hosts_are_names_with_a_user_and_a_port(host: str, parts: tuple[str, str | None]) -> None:
+    match = HOST.fullmatch(host)
+    assert match and (match["name"], match["port"]) == parts
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "a;touch x", "$(touch x)", "a\nb", "", "a:b"])
+def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+    done = commands.run(*SMALL, "launcher=ssh", f"launcher.hosts=['{host}',b]", "out=a", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "x").exists()

@@ -18,7 +18,7 @@ from dtrain.compose import compose, connect, value_of
 from dtrain.compose.typed import typed
 from dtrain.config import environment
 from dtrain.config.word import in_a_call, text
-from dtrain.errors import DtrainError, StoreError
+from dtrain.errors import DtrainError, PreflightError, StoreError
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -33,6 +33,8 @@ ALONE = ("nodes=1", "devices=1", "strategy=single", "launcher=inline", "backend=
 """Words for loading a model without training."""
 PLACES = {"model": "model", "data": "data.dataset", "objective": "objective"}
 """Argument -> the key whose `_target_` names it."""
+_running: dict[int, list[str]] = {}
+"""Process id -> the `out` of the run there, once it is known. A child that is forked meanwhile has another id."""
 
 
 class PrintedPlan(Plan):
@@ -54,13 +56,15 @@ def run(
     map-style dataset, or a class or function that makes one. `objective`: an objective, or a class or function that
     makes one. They may be defined anywhere: in a script, a notebook cell, a function.
 
-    Raises WordsError (the words are wrong), PreflightError (this machine cannot do it) or DtrainError (training
-    failed).
+    Raises WordsError (the words are wrong), PreflightError (this machine cannot do it, or this process has a run
+    already, in another thread) or DtrainError (training failed).
     """
-    with _given(words, model, data, objective, out) as all_words:
+    with _only_run() as place, _given(words, model, data, objective, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())
         try:
-            return one(compose(all_words))
+            config = compose(all_words)
+            place.append(f" (out={config.out})")
+            return one(config)
         except DtrainError as error:  # it quotes the caller's own line; without the traceback through dtrain
             raise error.with_traceback(None) from None
 
@@ -92,6 +96,22 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
         from dtrain.evaluation.session import weights
 
         return weights(decided, url).eval()
+
+
+@contextmanager
+def _only_run() -> Iterator[list[str]]:
+    """A context of the only run of this process, and the list for its `out`. Raises PreflightError."""
+    mine = list[str]()
+    first = _running.setdefault(os.getpid(), mine)
+    if first is not mine:
+        raise PreflightError(
+            f"dtrain.run: this process has a run already{''.join(first)}. Call dtrain.run again when that has ended, "
+            "or in a process of its own."
+        )
+    try:
+        yield mine
+    finally:
+        del _running[os.getpid()]
 
 
 @contextmanager

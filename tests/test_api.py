@@ -170,3 +170,53 @@ def test_a_mistake_in_the_words_of_a_call_is_not_said_to_be_of_the_command_line(
     assert len(re.findall(r"(steps=0|bach|optim=adam) \(the call\): ", str(caught.value))) == 3
     with pytest.raises(WordsError, match=r"steps=0 \(command line\): "):
         compose(["steps=0", "bach"])
+
+
+THREADS = """
+import signal
+import threading
+
+outcomes, training = {}, threading.Event()
+
+
+class Waiting(Sums):
+    '''The run goes on only when the others have been refused.'''
+
+    def __getitem__(self, i):
+        training.set()
+        assert refused.wait(60)
+        return super().__getitem__(i)
+
+
+def call(out, data, *words):
+    try:
+        outcomes[out] = dtrain.run(*WORDS, *words, model=Net, data=data, out=out).status
+    except Exception as error:
+        outcomes[out] = f"{type(error).__name__}: {error}"
+
+
+refused = threading.Event()
+first = threading.Thread(target=call, args=("a", Waiting()))
+first.start()
+assert training.wait(60)
+call("b", Sums())
+call("c", Sums(), *TWO)
+refused.set()
+first.join()
+handler = signal.getsignal(signal.SIGINT)
+last = threading.Thread(target=call, args=("d", Sums(), *TWO))
+last.start()
+last.join()
+assert signal.getsignal(signal.SIGINT) is handler
+print("OUTCOMES", json.dumps(outcomes), flush=True)
+"""
+
+
+def test_a_process_has_one_run_at_a_time_in_any_of_its_threads(tmp_path: Path) -> None:
+    ran = commands.python("-c", f"import json\n{CELL}\n{THREADS}", cwd=tmp_path, env=environment())
+    assert ran.returncode == 0, ran.stderr
+    outcomes = json.loads(ran.stdout.split("OUTCOMES ")[1])
+    assert (outcomes["a"], outcomes["d"]) == ("finished", "finished")
+    for out in "bc":
+        assert outcomes[out].startswith("PreflightError: dtrain.run: this process has a run already (out=a). ")
+        assert not (tmp_path / out).exists()

@@ -98,7 +98,7 @@ def listen(*, forwarded: bool = False) -> None:
     """
     if forwarded:
         _repeats_end[0] = False
-    _install(dict.fromkeys(STOP_SIGNALS, _note))
+    install(dict.fromkeys(STOP_SIGNALS, _note))
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def ending() -> Iterator[None]:
     `StopRequested` nevertheless.
     """
     before, hook = {number: signal.getsignal(number) for number in STOP_SIGNALS}, sys.unraisablehook
-    _install(dict.fromkeys(STOP_SIGNALS, _end))
+    install(dict.fromkeys(STOP_SIGNALS, _end))
     sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, StopRequested) else hook(lost)
     try:
         yield
@@ -119,7 +119,7 @@ def ending() -> Iterator[None]:
         raise
     finally:
         _enforcer.clear()
-        _install(before)
+        install(before)
         sys.unraisablehook = hook
 
 
@@ -196,7 +196,8 @@ def _is_unwinding() -> bool:
     return error is not None
 
 
-def _install(handlers: Mapping[signal.Signals, Any]) -> None:
+def install(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Set handlers of this process, None for the default; in other threads than the main one, change nothing."""
     if threading.current_thread() is threading.main_thread():  # Python refuses it in other threads
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -208,7 +209,7 @@ def _reset_child() -> None:
         _rank.clear()
         _received.clear()
         signal.set_wakeup_fd(-1)
-        _install({**dict.fromkeys((*STOP_SIGNALS, REPORT), signal.SIG_IGN), signal.SIGTERM: signal.SIG_DFL})
+        install({**dict.fromkeys((*STOP_SIGNALS, REPORT), signal.SIG_IGN), signal.SIGTERM: signal.SIG_DFL})
 
 
 os.register_at_fork(after_in_child=_reset_child)

@@ -132,13 +132,13 @@ class _StopSignals:
         return self.again or (bool(self.first) and not _begun(self._scratch))
 
     def __enter__(self) -> "_StopSignals":
-        self._before = {number: signal.signal(number, self._note) for number in signals.STOP_SIGNALS}
+        self._before = {number: signal.getsignal(number) for number in signals.STOP_SIGNALS}
+        signals.install(dict.fromkeys(signals.STOP_SIGNALS, self._note))
         self.first = self.first or signals.stop_request()  # one may have arrived before
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        signals.install(self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.again = signals.note(number) or self.again

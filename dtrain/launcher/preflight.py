@@ -29,9 +29,17 @@ LONGEST = 400
 """The most letters of a path in a message."""
 
 
-def check(plan: Plan) -> None:
-    """Raises PreflightError with all problems."""
-    problems = missing(plan) or [*_stored("out", plan.out, store.probe)]
+def check(plan: Plan, *, of_sweep: bool = False) -> None:
+    """`of_sweep`: `out` is the folder of a sweep. Raises PreflightError with all problems."""
+    key, file, kind = ("sweep.out", "config.yaml", "run") if of_sweep else ("out", "sweep.yaml", "sweep")
+
+    def problem(url: str) -> str | None:
+        if store.exists(store.join(url, file)):
+            return f"holds a {kind}, and a folder is that of a run or of a sweep. Type {key}=<another place>."
+        store.probe(url)
+        return None
+
+    problems = missing(plan) or [*_stored(key, plan.out, problem)]
     if problems:
         raise PreflightError(*problems)
 

@@ -71,8 +71,8 @@ def each(url: str, act: Callable[[Run, bytes], Read]) -> list[Read]:
     level = [url.rstrip("/") or "/"]
     for depth in range(DEEPEST + 1):
         read = [*_each(_config, level, url)]
-        configs += [(place, config) for place, config in zip(level, read, strict=True) if config is not None]
-        others = [place for place, config in zip(level, read, strict=True) if config is None]
+        configs += [(place, config) for place, (config, _) in zip(level, read, strict=True) if config is not None]
+        others = [place for place, (_, is_above) in zip(level, read, strict=True) if is_above]
         if depth == 0 and others and store.is_local(url) and not store.exists(url):
             raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
         level = [
@@ -96,9 +96,12 @@ def _folders(url: str) -> list[str]:
     return [name for name in store.folders(url) if not name.startswith(".") and not STEP.fullmatch(name)]
 
 
-def _config(url: str) -> bytes | None:
-    """The config.yaml of the run at `url`; None if there is no run."""
-    return _bytes(store.join(url, "config.yaml"))
+def _config(url: str) -> tuple[bytes | None, bool]:
+    """The config.yaml of the run at `url`, None if there is no run; and whether folders below may hold runs: those of
+    a run do not, unless a sweep shares its folder.
+    """
+    config = _bytes(store.join(url, "config.yaml"))
+    return config, config is None or store.exists(store.join(url, "sweep.yaml"))
 
 
 def _bytes(url: str) -> bytes | None:

@@ -22,7 +22,7 @@ from dtrain.sweep import folder
 
 def run(words: Sequence[str]) -> int:
     place, target = _read(words)
-    if store.exists(store.join(place, "config.yaml")):
+    if store.exists(store.join(place, "config.yaml")) and not store.exists(store.join(place, "sweep.yaml")):
         data = of_run.data(runs.below(place)[0])
     else:
         sweep = _sweep(place)

@@ -192,8 +192,16 @@ def _when(began: float | None) -> str:
 # removal
 
 
+def _others(place: str) -> list[str]:
+    """The files that say that the folder of a run is also that of a sweep, or is above other runs."""
+    files = store.tree(place, depth=runs.DEEPEST + 1)
+    return sorted(path for path in files if path == "sweep.yaml" or path.endswith(("/sweep.yaml", "/plan.yaml")))
+
+
 def _remove(places: Sequence[str]) -> int:
-    """Remove runs after asking. Raises LeaseError if one is in use, WordsError if a folder is not a run."""
+    """Remove runs after asking. Raises LeaseError if one is in use, WordsError if a folder is not a run, or holds
+    others.
+    """
     entries = []
     for place in places:
         matches = [entry for entry in runs.below(place) if entry.url == place]
@@ -201,6 +209,11 @@ def _remove(places: Sequence[str]) -> int:
             raise WordsError(
                 f"{cut(masked(place))} is not a run: it has no config.yaml. Type dtrain runs rm <a run>, each by its "
                 "own name."
+            )
+        if others := _others(place):
+            raise WordsError(
+                f"{cut(masked(place))} holds more than one run: {cut(', '.join(others))}. Type dtrain runs rm <a run>, "
+                "each by its own name, or remove the folder by hand with all of them."
             )
         state, who = lease.holder(place)
         if state == "held":

@@ -170,7 +170,7 @@ def _take_part(
     if not store.is_local(root):
         zygote.begin()  # a client of that storage starts threads
     with store.patience(LOOK_SECONDS):
-        preflight.check(replace(plan, out=root))
+        preflight.check(replace(plan, out=root), of_sweep=True)
     note_code()
     for request, each in zip(requests, judged, strict=True) if begin else ():
         folder.join(root, request.description(each.study))

@@ -352,3 +352,29 @@ def test_a_sweep_ends_with_its_runs(
     lines = lines[lines.index("runs below there") :]
     assert sorted(name.rpartition("-")[0] for name in names(lines)) == ["optim.lr-0.001", "optim.lr-0.003"]
     assert "eval_loss" in lines[2] and [line.split()[-1] for line in lines[3:]].count("optim.lr=0.003") == 1
+
+
+def test_a_folder_is_that_of_a_run_or_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, swept = [*WORDS, "objective=regression"], ["-m", *WORDS, "objective=regression", "optim.lr=1e-3,3e-3"]
+    assert main([*swept, "sweep.out=s"]) == main([*words, "out=a"]) == 0
+    jobs = sorted(path.name for path in Path("s").glob("optim*"))
+    for refused, sentence in (
+        ([*words, "out=s"], "out=s: holds a sweep, "),
+        ([*swept, "sweep.out=a"], "sweep.out=a: holds a run, "),
+        ([*swept, "seed=1", f"sweep.out=s/{jobs[0]}"], "holds a run, "),
+    ):
+        assert main(refused) == 3
+        assert sentence in capsys.readouterr().err
+    assert not Path("s/config.yaml").exists() and not [*Path().glob("**/sweep.yaml")][1:]
+
+    for name in ("config.yaml", "plan.yaml"):  # as a folder of an older version may be
+        shutil.copy(Path("a", name), Path("s", name))
+    assert {*jobs} < {*names(shown(capsys, "s"))}
+    assert main(["report", "s", "to=s.html"]) == 0 and all(job in Path("s.html").read_text() for job in jobs)
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    with pytest.raises(WordsError, match=f"s holds more than one run: {jobs[0]}/plan.yaml, .*sweep.yaml"):
+        runs.run(["rm", "s"])
+    assert [*Path("s").glob("*/config.yaml")]

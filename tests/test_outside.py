@@ -111,7 +111,9 @@ def test_what_states_nothing_is_unknown_with_what_to_state(kit: Path, words: str
     [
         ("strategy", '"holds": "shards"', '"holds": "pieces"', "strategy=thin", "kit.strategy.Thin states holds='pieces': holds is copies or shards."),
         ("strategy", '"fill": "dp_shard"', '"fill": "dp"', "strategy=thin", "kit.strategy.Thin states fill='dp': fill is pp, dp_replicate, dp_shard, cp or tp."),
-        ("optim", '["whole"]', '"whole"', "optim=lion", "kit.optim.lion states state={'every': 'whole'}: it maps any of hidden, matrices, every to a list"),
+        ("optim", '["whole"]', '"whole"', "optim=lion", "kit.optim.Lion states state={'every': 'whole'}: it maps any of hidden, matrices, every to a list"),
+        ("optim", 'about: ClassVar = {"state": {"every": ["whole"]}, "needs": "elements", "copies": 2}', "about = 3", "optim=lion", "kit.optim.Lion states 3: facts are names with values"),
+        ("optim", '"copies": 2', '"copied": 2', "optim=lion", "kit.optim.Lion states copied, which is no fact of optim. Its facts are "),
         ("optim", '["whole"]', '[["whole"]]', "optim=lion", "it maps any of hidden, matrices, every to a list"),
         ("optim", '"every"', '"all"', "optim=lion", "every is required"),
         ("pipeline", '"layout": "loop", ', "", "pipeline.schedule=stack strategy=pipeline", "kit.pipeline.Stack does not state layout."),

@@ -10,15 +10,16 @@ one off.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from dtrain.config import files
+from dtrain.config.facts import wrong
 from dtrain.config.schema import GROUPS, NAMED
 from dtrain.config.word import Word, cut, spelling, text
-from dtrain.recipe.document import Slip, parse
+from dtrain.recipe.document import Node, Slip, parse
 from dtrain.secrets import screen
 from dtrain.storage.store import is_local, local_path
 
@@ -117,7 +118,21 @@ def _unreadable(path: Path, group: str, word: str) -> str:
         return f"{path}: cannot be read: {error.strerror}."
     except Slip as slip:
         return f"{path}:{slip.line}: {slip}"
-    return "" if isinstance(document.value, dict) else f"{path}:1: a word is a mapping of its arguments."
+    if not isinstance(document.value, dict):
+        return f"{path}:1: a word is a mapping of its arguments."
+    return next((f"{path}:{line}: {sentence}" for line, sentence in _mistakes(document.value, group)), "")
+
+
+def _mistakes(word: Mapping[str, Node], group: str) -> Iterator[tuple[int, str]]:
+    """(line, sentence) for each mistake in the facts of a word."""
+    if "_about_" not in word:
+        return
+    arguments = None if "defaults" in word else [name for name in word if name[0] != "_"]
+    for names, sentence in wrong(group, word["_about_"].plain(), arguments):
+        node = word["_about_"]
+        for name in names:
+            node = node.value[name]
+        yield node.line, f"_about_ {sentence}"
 
 
 def above(url: str, group: str, word: str) -> Path | None:

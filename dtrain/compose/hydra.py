@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dtrain.config import files
 from dtrain.config.constraints import fits, wants_text
+from dtrain.config.facts import wrong
 from dtrain.config.grammar import Unread, typed
 from dtrain.config.schema import GROUPS, NAMED, Schema
 from dtrain.config.word import Word, cut, quote
@@ -127,10 +128,13 @@ class Shelf:
             return files.node(group, word)
         try:
             loaded = self._repository.load_config(f"{group}/{word}")
-            plain = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
-            return dict(plain or {})  # type: ignore[arg-type]
+            plain: Any = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
+            node: files.Node = dict(plain or {})
         except Exception as error:  # YAML loaders raise many exceptions
             raise WordsError(f"{group}={word}: its file cannot be read: {first_line(error)}") from error
+        if problems := [f"{group}={word}: _about_ {sentence}" for _, sentence in wrong(group, node.get("_about_"))]:
+            raise WordsError(*problems)
+        return node
 
 
 def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:

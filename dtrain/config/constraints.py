@@ -175,7 +175,8 @@ def _alternative(text: str) -> Kind:
     many = re.fullmatch(r"list of (?:(\d+) )?(.+)", text)
     if many:
         item = _alternative(many[2])
-        assert not isinstance(item, Many)
+        if isinstance(item, Many):
+            raise ValueError(f"{text}: a list of lists.")
         return Many(int(many[1] or 0), item)
     match = RANGE.fullmatch(text)
     if not match:
@@ -186,6 +187,25 @@ def _alternative(text: str) -> Kind:
 
 def kinds(allowed: Any) -> tuple[Kind, ...]:
     return tuple(map(str, allowed)) if isinstance(allowed, list | tuple) else _parse(str(allowed))
+
+
+EXAMPLES = ("int >= 1", "number >= 0 and < 1", "[relu, gelu]", "text or null", "list of 2 numbers", "bool", "any")
+
+
+def is_one(allowed: Any) -> bool:
+    """Whether a value is a constraint."""
+    if isinstance(allowed, list | tuple):
+        return len(allowed) > 0 and all(isinstance(word, str) for word in allowed)
+    try:
+        return isinstance(allowed, str) and all(map(_is_kind, _parse(allowed)))
+    except ValueError:  # a bound that is no number
+        return False
+
+
+def _is_kind(kind: Kind) -> bool:
+    if isinstance(kind, Many):
+        return _is_kind(kind.item)
+    return isinstance(kind, Range) or kind in KINDS or re.fullmatch(r"[\w.:/+-]+", kind) is not None
 
 
 def fits(value: Any, allowed: Any) -> bool:

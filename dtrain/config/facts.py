@@ -2,10 +2,11 @@
 depend on these, never on a name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtrain.config import constraints
+from dtrain.errors import nearest
 
 Part = Mapping[str, Any]
 """`{"_target_": "dtrain.optim.adamw.build", **arguments}`: plain data until a rank builds it."""
@@ -15,40 +16,102 @@ KEPT = ("whole", "rows", "columns", "count")
 OF = ("hidden", "matrices", "every")
 """Classes of parameters with the same optimizer state: hidden matrices, other matrices, every parameter."""
 _KEEPS = ["all", "products", "inputs"]
+_NUMBERS = ["fp32", "bf16", "fp16"]
 FACTS: Mapping[str, Mapping[str, Any]] = {
     "strategy": {
         "fill": ["pp", "dp_replicate", "dp_shard", "cp", "tp"], "inside": ["dp_shard"], "holds": ["copies", "shards"],
         "reshard": ["forward", "never"], "reduce": ["last", "every"], "offload": ["none", "cpu"], "buckets": "bool",
+        "try": "bool",
     },
-    "precision": {name: ["fp32", "bf16", "fp16"] for name in ("param", "compute", "reduce")},
+    "precision": {
+        "param": _NUMBERS, "compute": _NUMBERS, "reduce": _NUMBERS, "flops": [*_NUMBERS, "tf32", "fp8"],
+        "device": ["cpu", "cuda"], "scale": "any", "try": "bool",
+    },
     "optim": {
         "state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "number >= 0", "fused": "bool",
     },
-    "remat": {"keeps": _KEEPS},
+    "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
     "compile": {"keeps": _KEEPS},
+    "backend": {"device": ["cpu", "cuda"]},
+    "model": {
+        "arithmetic": "text", "takes": ["tokens", "image", "features"], "halves": "text", "matrices": "bool",
+        "blocks": "list of text", "tp": "list of text", "sequence": "bool", "multiples": "mapping",
+        "at_most": "mapping",
+    },
     "pipeline": {
         "stages": "int >= 1", "more": "bool", "layout": ["loop", "v"], "least": "int >= 0", "rounds": "bool",
         "splits_backward": "bool", "keeps": ["all"], "runner": "text",
     },
-    "objective": {"task": ["next_token", "classification", "regression"], "metrics": "list of text"},
-    "data": {"gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"]},
-    "launcher": {"where": ["here", "around", "elsewhere"], "most": "int >= 1", "detached": "bool"},
+    "objective": {
+        "task": ["next_token", "classification", "regression"], "metrics": "list of text",
+        "needs": ["tokens", "text"], "whole": "bool", "alike": "bool",
+    },
+    "hook": {"needs": ["text"]},
+    "data": {
+        "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
+        "length": "text", "text": "bool", "files": ["tokens"], "vocab_of": "mapping", "inputs": "any",
+        "targets": "any", "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
+    },
+    "launcher": {
+        "where": ["here", "around", "elsewhere"], "most": "int >= 1", "detached": "bool", "here": "int >= 1",
+    },
 }  # fmt: skip
 """Group -> fact -> allowed values, in the syntax of dtrain/config/constraints.py."""
+OF_ALL: Mapping[str, Any] = {"allowed": "mapping", "calls": "list of text", "figures": "mapping"}
+"""Facts of a part of any group."""
+EACH: Mapping[str, Any] = {
+    "figures": ["lowest", "highest"], "multiples": "list of text", "at_most": "text", "vocab_of": "int >= 1",
+}  # fmt: skip
+"""Fact that is a mapping -> allowed values of each of its names."""
 
 
-def wrong(group: str, part: Part) -> Iterator[str]:
-    """A sentence for each fact with an invalid value."""
-    for name, allowed in FACTS.get(group, {}).items():
-        value = about(part).get(name)
-        if value is None:
+def wrong(group: str, facts: Any, arguments: Collection[str] | None = None) -> Iterator[tuple[Sequence[str], str]]:
+    """The names that lead to each mistake in the facts of a part, and a sentence without its subject. `arguments`: all
+    that may be `allowed`; None if they are not known.
+    """
+    if facts is None:
+        return
+    if not isinstance(facts, Mapping):
+        yield (), f"states {facts!r}: facts are names with values, such as allowed: {{width: int >= 1}}."
+        return
+    known = {**OF_ALL, **FACTS.get(group, {})}
+    for name, value in facts.items():
+        if name not in known:
+            yield [name], f"states {name}, which is no fact of {group}. Its facts are {', '.join(sorted(known))}."
+        elif value is None and name not in EACH and name != "allowed":
             continue
-        if not constraints.fits(value, allowed):
-            yield f"{part['_target_']} states {name}={value!r}: {name} is {constraints.say(allowed)}."
+        elif not constraints.fits(value, known[name]):
+            yield [name], f"states {name}={value!r}: {name} is {constraints.say(known[name])}."
         elif name == "state" and not _is_state(value):
             yield (
-                f"{part['_target_']} states state={value!r}: it maps any of {', '.join(OF)} to a list of "
-                f"{', '.join(KEPT)}, or {{'whole': 'momentum'}} if it depends on that argument; every is required."
+                [name],
+                f"states state={value!r}: it maps any of {', '.join(OF)} to a list of "
+                f"{', '.join(KEPT)}, or {{'whole': 'momentum'}} if it depends on that argument; every is required.",
+            )
+        elif name == "allowed":
+            yield from _wrong_constraints(value, arguments)
+        elif name in EACH:
+            for each, item in value.items():
+                if not constraints.fits(item, EACH[name]):
+                    yield (
+                        [name, each],
+                        f"states {name}.{each}={item!r}: each value of {name} is {constraints.say(EACH[name])}.",
+                    )
+
+
+def _wrong_constraints(
+    allowed: Mapping[str, Any], arguments: Collection[str] | None
+) -> Iterator[tuple[list[str], str]]:
+    for name, value in allowed.items():
+        if arguments is not None and name not in arguments:
+            yield (
+                ["allowed", name],
+                f"states allowed.{name}, and there is no argument {name}.{nearest(name, arguments)}",
+            )
+        elif not constraints.is_one(value):
+            yield (
+                ["allowed", name],
+                f"states allowed.{name}={value!r}: allowed values are written as in {', '.join(constraints.EXAMPLES)}.",
             )
 
 

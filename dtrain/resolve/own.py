@@ -12,6 +12,7 @@ from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.resolve.signature import home_of, lineage
 from dtrain.resolve.source import literal
+from dtrain.resolve.values import parts_of
 
 GROUPS = ("strategy", "precision", "remat", "compile", "data", "objective", "optim", "schedule", "backend", "launcher")
 """Groups in which a user's class inherits facts. A model is traced instead."""
@@ -38,11 +39,26 @@ def stated(config: Config) -> Config:
     options = {
         group: {word: _stated(group, part) for word, part in words.items()} for group, words in config.options.items()
     }
-    every = [*parts.items(), *((group, part) for group, words in options.items() for part in words.values())]
-    problems = [sentence for group, part in every if isinstance(part, Mapping) for sentence in wrong(group, part)]
+    problems = [
+        problem for group in (*GROUPS, "hook") for _, part in parts_of(config, group) for problem in _wrong(group, part)
+    ]
+    problems += [
+        problem for group, words in options.items() for part in words.values() for problem in _wrong(group, part)
+    ]
     if problems:
         raise WordsError(*problems)
     return replace(config, options=options, **parts)
+
+
+def _wrong(group: str, part: Any) -> Iterator[str]:
+    """A sentence for each mistake in the facts that the user's classes state from which a part derives."""
+    target = part.get("_target_") if isinstance(part, Mapping) else None
+    if not isinstance(target, str) or target.startswith("dtrain."):
+        return
+    for module, statement in lineage(target):
+        own = None if module.startswith("dtrain.") else literal(statement, "about")
+        for _, sentence in wrong(group, own):
+            yield f"{module}.{statement.name} {sentence}"
 
 
 def _stated(group: str, part: Any) -> Any:

@@ -169,6 +169,33 @@ def test_a_file_that_is_no_word_puts_that_word_alone_out_of_use(
     assert main(["completion", "words", "optim=b"]) == 0 and capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ("3", "_about_ states 3: facts are names with values"),
+        ("[1]", "_about_ states [1]: facts are names with values"),
+        ("{allowed: 3}", "_about_ states allowed=3: allowed is names with values."),
+        ("{allowed: }", "_about_ states allowed=None: allowed is names with values."),
+        ("{allowed: {width: []}}", "_about_ states allowed.width=[]: allowed values are written as in int >= 1, "),
+        ("{allowed: {width: 3}}", "_about_ states allowed.width=3: allowed values are written as in "),
+        ("{allowed: {width: int >= banana}}", "_about_ states allowed.width='int >= banana': allowed values "),
+        ("{allowed: {width: int >= 1.2.3}}", "_about_ states allowed.width='int >= 1.2.3': allowed values "),
+        ("{allowed: {width: list of 2 list of int}}", "_about_ states allowed.width='list of 2 list of int': "),
+        ("{allowed: {nope: int}}", "_about_ states allowed.nope, and there is no argument nope. Allowed: width."),
+        ("{calls: 3}", "_about_ states calls=3: calls is a list of text."),
+        ("{needs: 3}", "_about_ states needs, which is no fact of model. Its facts are allowed, "),
+        ("{multiples: {width: 3}}", "_about_ states multiples.width=3: each value of multiples is a list of text."),
+    ],
+)
+def test_a_mistake_in_the_facts_of_a_word_has_its_file_and_line(folder: Path, facts: str, sentence: str) -> None:
+    (folder / "conf/model").mkdir()
+    (folder / "conf/model/net.yaml").write_text(f"_target_: mine.Net\nwidth: 3\n_about_: {facts}\n")
+    with pytest.raises(WordsError) as caught:
+        compose(["model=net"])
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"model=net (command line): conf/model/net.yaml:3: {sentence}")
+
+
 def test_a_word_with_the_name_of_one_of_dtrain_is_not_used_and_that_is_noted(folder: Path) -> None:
     (folder / "conf/optim/adamw.yaml").write_text(MINE)
     assert here.look().note.endswith(

@@ -165,6 +165,7 @@ CUDA = {
         "launcher/preflight.py:_devices", "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
         "resolve/auto.py:_budget", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
+    "a fact of a word: the device that it needs": ("config/facts.py:",),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
     "what a user's module or a caller of run may have started": ("launcher/local/attached.py:_refuse_cuda", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip

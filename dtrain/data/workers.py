@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined] # the stubs lack it
 from multiprocessing.util import Finalize
 from typing import Any
@@ -34,6 +34,7 @@ class Workers:
     def __init__(self, read: Read, count: int) -> None:
         # fresh interpreters: this process has threads, whose locks a fork would copy
         context, table = multiprocessing.get_context("spawn"), loaders.table(count)
+        resource_tracker.ensure_running()  # the first process would start it, which unblocks signals
         self._turn = threading.Lock()
         self._pipes = list[connection.Connection]()
         self._processes = list[Any]()

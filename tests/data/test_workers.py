@@ -114,6 +114,27 @@ def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
     os.close(writing)
 
 
+def test_loading_processes_begin_with_signals_blocked() -> None:
+    """A Ctrl-C while they still import torch would print a traceback of each."""
+    reading, writing = os.pipe()
+
+    def rank() -> None:
+        resource_tracker._resource_tracker = resource_tracker.ResourceTracker()  # type: ignore[attr-defined]
+        resource_tracker.ensure_running = resource_tracker._resource_tracker.ensure_running  # type: ignore[attr-defined]
+        resource_tracker.getfd = resource_tracker._resource_tracker.getfd  # type: ignore[attr-defined]
+        source = Dataset(Squares(), workers=2, holdout=0)
+        _ = source._processes
+        for child in multiprocessing.active_children():
+            os.write(writing, Path(f"/proc/{child.pid}/status").read_bytes().split(b"SigBlk:")[1].split()[0] + b" ")
+
+    os.waitpid(fork(rank), 0)
+    os.close(writing)
+    with os.fdopen(reading) as masks:
+        blocked = [int(mask, 16) for mask in masks.read().split()]
+    assert len(blocked) == 2
+    assert all(mask >> (number - 1) & 1 for mask in blocked for number in STOP_SIGNALS)
+
+
 def test_a_rank_that_ends_leaves_no_name_in_the_system_and_its_processes_say_nothing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,7 +116,7 @@ INNOCENT = (
     "KeyError: 'blocks.0.attention.q.weight'", "commit 3f786850e387550fdab836ed7e6dc881de23001b", "digest 2c26b46b68ff", "sha256:" + "0123456789abcdef" * 4,
     "s3://bucket/runs/gpt-stdlib-1a2b3c4d/checkpoints/step-00000100/5f0c", "https://host:8080/a/b?page=2&size=10", "ssh://git@github.com/org/repo.git",
     "memory://run", "file:///data/tokens/train-00001-of-00010.npy", "tcp://127.0.0.1:29500", "task-oriented-dialogue-with-long-names-2024", "sk-learn", "risk-averse-policy-of-1000-steps",
-    "rank 1 failed in step 3 (samples 24 to 31): ValueError: planned", "    token = tokens[index]", "    password = getpass.getpass()", "    self.token = token",
+    "rank 1 failed in step 3 (positions 24 to 31 of the order): ValueError: planned", "    token = tokens[index]", "    password = getpass.getpass()", "    self.token = token",
     "def login(token: str, password: str | None = None) -> None:", "optim.betas=[0.9,0.95]", "model._target_=torch.nn.TransformerEncoderLayer",
     "Basic understanding of bearer bonds", "the signature of forward is (self, x)", "unexpected token: }", "of secrets: those are kept in memory", "session 3 of 5", "dp_shard=2 tp=4", "auth=anon",
     "hydra.searchpath=[conf]", "lr=0.001 at step 100: loss 2.3456, norm 0.9876",

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,10 @@ class StepBatch:
     microbatches: list[Batch]
     count: int
     first: int = 0
+
+
+Loaded = tuple[list[Batch], Exception | None]
+"""Samples of a block's steps, on the CPU, and the error of the step after them, or None."""
 
 
 def as_source(built: Any) -> Source:
@@ -72,14 +77,18 @@ class Stream:
         self._thread: ThreadPoolExecutor | None = None
         if source.loading == "thread":
             self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,))
-        self._next: tuple[list[int], Future[Batch]] | None = None
+        self._next: tuple[list[int], Future[Loaded]] | None = None
         self._dense: int | None = None
         self._ready: Iterator[StepBatch] = iter(())
+        self._error: Exception | None = None
+        """Of the step after those that are ready: it is raised when that step is due."""
 
     def __next__(self) -> StepBatch:
         """The next step's batch, on the device."""
         share = next(self._ready, None)
         if share is None:
+            if self._error:
+                raise self._error
             self._ready = iter(self._block())
             share = next(self._ready)
         self.first, self.seen = share.first, share.first + self._batch.size
@@ -115,7 +124,7 @@ class Stream:
         """Continue after `seen` samples, and skip the batches that begin at these positions."""
         self.seen = self.first = seen
         self._passed.update(batches)
-        self._next, self._ready = None, iter(())
+        self._next, self._ready, self._error = None, iter(()), None
 
     def _skipped(self) -> int:
         return sum(first < self.seen for first in self._passed)
@@ -142,18 +151,18 @@ class Stream:
         began = time.perf_counter()
         if self._thread:
             firsts, loading = self._next or self._begin(self._thread, self.seen)
-            batch, after = loading.result(), firsts[-1] + self._batch.size
-            self._next = self._begin(self._thread, after) if after < self._end else None
+            (batches, self._error), after = loading.result(), firsts[-1] + self._batch.size
+            self._next = self._begin(self._thread, after) if after < self._end and not self._error else None
         else:
             firsts = self._firsts(self.seen)
-            batch = self._load(firsts)
+            batches, self._error = self._load(firsts)
         self.waited += time.perf_counter() - began
-        parts = _split(batch, self._batch.microbatch)
+        parts = [part for batch in batches for part in _split(batch, self._batch.microbatch)]
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
         on_device = ([to_device(part, self._mesh.device) for part in parts] for parts in steps)
-        return [StepBatch(*row) for row in zip(on_device, self._counts(steps), firsts, strict=True)]
+        return [StepBatch(*row) for row in zip(on_device, self._counts(steps, len(firsts)), firsts, strict=False)]
 
-    def _begin(self, thread: ThreadPoolExecutor, seen: int) -> tuple[list[int], Future[Batch]]:
+    def _begin(self, thread: ThreadPoolExecutor, seen: int) -> tuple[list[int], Future[Loaded]]:
         """Have a thread load the next block, after `seen` samples: the positions of its steps, and its samples."""
         firsts = self._firsts(seen)
         return firsts, thread.submit(self._load, firsts)
@@ -168,17 +177,35 @@ class Stream:
         self._steps = min(2 * self._steps, self._most)
         return firsts
 
-    def _counts(self, steps: list[list[Batch]]) -> list[int]:
-        """The targets that count in each step's whole batch: constant for dense data, else summed over ranks."""
+    def _counts(self, steps: list[list[Batch]], number: int) -> list[int]:
+        """The targets that count in each step's whole batch: constant for dense data, else summed over ranks, for
+        the `number` of steps of a block: some may have failed to load here alone.
+        """
         if not self._source.dense:
-            counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
+            mine = [sum(map(self._count, parts)) for parts in steps]
+            counts = self._mesh.sum(torch.tensor(mine + [0] * (number - len(mine))))
             # the ranks of cp count the same samples
             return (counts // (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()
         if self._dense is None:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)
 
-    def _load(self, firsts: list[int]) -> Batch:
+    def _load(self, firsts: list[int]) -> Loaded:
+        """This rank's samples of the steps that begin at these positions; after an error, those of the steps before the
+        one that fails, loaded step by step. Raises the error if that is the first.
+        """
+        try:
+            return [self._take(firsts)], None
+        except Exception as error:
+            batches = list[Batch]()
+            with suppress(Exception):  # the same again
+                for first in firsts[:-1]:
+                    batches.append(self._take([first]))
+            if not batches:
+                raise
+            return batches, error
+
+    def _take(self, firsts: list[int]) -> Batch:
         """This rank's samples of the steps that begin at these positions, on the CPU."""
         batch = self._source.take(*self._order(self._mine(firsts)))
         return batch if self._mesh.device.type == "cpu" else {**tree(Tensor.pin_memory, batch)}

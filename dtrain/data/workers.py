@@ -38,6 +38,7 @@ class Workers:
         self._turn = threading.Lock()
         self._pipes = list[connection.Connection]()
         self._processes = list[Any]()
+        self._dead = ""
         for slot in range(count):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(read, table, slot, there))
@@ -54,13 +55,16 @@ class Workers:
         """
         parts = zip(*(np.array_split(each, len(self._pipes)) for each in (index, epoch)), strict=True)
         with self._turn:
+            if self._dead:  # the others may hold answers that nobody has read
+                raise RuntimeError(self._dead)
             asked = [(pipe, part) for pipe, part in zip(self._pipes, parts, strict=True) if len(part[0])]
             try:
                 for pipe, part in asked:
                     pipe.send(part)
                 answers = [pipe.recv() for pipe, _ in asked]
             except (EOFError, OSError) as error:
-                raise RuntimeError(self._deaths()) from error
+                self._dead = self._deaths()
+                raise RuntimeError(self._dead) from error
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer

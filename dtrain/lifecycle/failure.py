@@ -236,7 +236,7 @@ def describe(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     step = f" {'in' if samples else 'after'} step {cause['step']}" if cause.get("step") else ""
     if samples:
         part = "" if cause.get("microbatch") is None else f", microbatch {cause['microbatch']}"
-        step += f" (samples {samples[0]} to {samples[1]}{part})"
+        step += f" (positions {samples[0]} to {samples[1]} of the order{part})"
     pid = f", pid {cause['pid']}" if cause.get("pid") else ""
     who = f" [{cause['host']}{pid}]" if rank is not None and cause.get("host") else ""
     verb = cause.get("verb", "failed")

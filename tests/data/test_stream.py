@@ -234,3 +234,37 @@ def test_nothing_is_read_beyond_the_end_of_a_run(skipped: tuple[int, ...]) -> No
     steps = [whole[first : first + 12].tolist() for first in range(0, 12 * 22, 12) if first not in skipped][:20]
     assert walk(made, 20) == steps
     assert sum(source.taken[looked:]) == 12 * 20
+
+
+class Torn(Numbers):
+    """Sample `bad` cannot be read, and only some targets count."""
+
+    dense, bad = False, -1
+
+    def take(self, index: np.ndarray, epoch: np.ndarray) -> dict[str, Any]:
+        if self.bad in index:
+            raise ValueError(f"sample {self.bad} is torn")
+        return super().take(index, epoch)
+
+
+@pytest.mark.parametrize("loading", ["thread", "block", "step"])
+@pytest.mark.parametrize("bad_step", [0, 4, 6, 12])
+def test_a_sample_that_cannot_be_read_fails_its_own_step(bad_step: int, loading: str) -> None:
+    shape = BatchShape(size=4, data=1, microbatch=2, accumulate=2)
+    whole, torn = stream(Numbers(64), shape), Torn(64, loading=loading)
+    expected = walk(whole, bad_step + 1)
+    made = stream(torn, shape)
+    blocks, sizes = made._firsts, list[int]()
+    made._firsts = lambda seen: sizes.append(len(firsts := blocks(seen))) or firsts  # type: ignore[func-returns-value, method-assign]
+    summed = list[int]()
+    made._mesh.sum = lambda counts: summed.append(len(counts)) or counts  # type: ignore[func-returns-value, method-assign]
+    torn.bad = expected[bad_step][-1]
+    for step in range(bad_step):
+        share = next(made)
+        assert [int(value) for part in share.microbatches for value in part["inputs"]] == expected[step]
+        assert (share.count, made.first) == (4, 4 * step)
+    assert made.seen == 4 * bad_step
+    with pytest.raises(ValueError, match="is torn"):
+        next(made)
+    made.close()
+    assert summed == sizes[: len(summed)], "the ranks count the same steps together, whoever fails"

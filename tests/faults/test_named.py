@@ -17,32 +17,40 @@ WORDS = [*ANYWHERE, "devices=2", "launcher=local", "launcher.restarts=0"]
 FAULTS: dict[str, tuple[str, str, str]] = {
     "workload_exc": (
         "error",
-        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned",
+        "rank 1 failed in step 4 (positions 24 to 31 of the order, microbatch 0): ValueError: planned",
         "in workload_exc",
     ),
-    "async_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError", "in async_exc"),
+    "async_exc": (
+        "error",
+        "rank 1 failed in step 4 (positions 24 to 31 of the order, microbatch 0): ValueError",
+        "in async_exc",
+    ),
     "signal_exc": (
         "error",
-        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned in a handler",
+        "rank 1 failed in step 4 (positions 24 to 31 of the order, microbatch 0): ValueError: planned in a handler",
         "in fail",
     ),
     "interrupt": (
         "error",
-        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt",
+        "rank 1 failed in step 4 (positions 24 to 31 of the order, microbatch 0): KeyboardInterrupt",
         "in interrupt",
     ),
-    "os_abort": ("killed", "rank 1 aborted in step 4 (samples 24 to 31): SIGABRT", "in os_abort"),
-    "segfault": ("killed", "rank 1 crashed in step 4 (samples 24 to 31): SIGSEGV", "in segfault"),
-    "sigkill": ("killed", "rank 1 was killed in step 4 (samples 24 to 31): SIGKILL", ""),
-    "exit_0": ("exited", "rank 1 left in step 4 (samples 24 to 31): with exit code 0 before the run was done", ""),
-    "exit_7": ("exited", "rank 1 ended in step 4 (samples 24 to 31): with exit code 7", ""),
+    "os_abort": ("killed", "rank 1 aborted in step 4 (positions 24 to 31 of the order): SIGABRT", "in os_abort"),
+    "segfault": ("killed", "rank 1 crashed in step 4 (positions 24 to 31 of the order): SIGSEGV", "in segfault"),
+    "sigkill": ("killed", "rank 1 was killed in step 4 (positions 24 to 31 of the order): SIGKILL", ""),
+    "exit_0": (
+        "exited",
+        "rank 1 left in step 4 (positions 24 to 31 of the order): with exit code 0 before the run was done",
+        "",
+    ),
+    "exit_7": ("exited", "rank 1 ended in step 4 (positions 24 to 31 of the order): with exit code 7", ""),
     "sleep": (
         "hung",
-        "rank 1 hung in step 4 (samples 24 to 31, microbatch 0): it never reached collective",
+        "rank 1 hung in step 4 (positions 24 to 31 of the order, microbatch 0): it never reached collective",
         "in sleep",
     ),
-    "lock_gil": ("hung", "rank 1 hung in step 4 (samples 24 to 31): it did not respond", "in lock_gil"),
-    "sigstop": ("hung", "rank 1 was stopped in step 4 (samples 24 to 31): SIGSTOP", ""),
+    "lock_gil": ("hung", "rank 1 hung in step 4 (positions 24 to 31 of the order): it did not respond", "in lock_gil"),
+    "sigstop": ("hung", "rank 1 was stopped in step 4 (positions 24 to 31 of the order): SIGSTOP", ""),
 }
 """fault: kind, how the paragraph begins, where it was"""
 QUICK = ("workload_exc", "sigkill", "sleep")
@@ -95,7 +103,7 @@ def test_a_wish_of_one_rank_is_everybodys_and_its_rank_is_named(fault: str, code
 def test_a_single_process_that_hangs_says_so_itself(tmp_path: Path) -> None:
     code, output = ran(tmp_path, "model.fault=sleep", "model.rank=0", words=[*ANYWHERE, "backend.timeout=4"])
     assert code == 1
-    assert "dtrain: rank 0 hung in step 4 (samples 24 to 31, microbatch 0): no progress for" in output
+    assert "dtrain: rank 0 hung in step 4 (positions 24 to 31 of the order, microbatch 0): no progress for" in output
     assert "in sleep" in output
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "hung"
 
@@ -106,7 +114,8 @@ def test_a_single_process_in_which_code_raises_an_interrupt_says_where(tmp_path:
     code, output = ran(tmp_path, "model.fault=interrupt", "model.rank=0", words=ANYWHERE)
     assert code == 1
     assert (
-        "dtrain: rank 0 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt, at faulty.py:" in output
+        "dtrain: rank 0 failed in step 4 (positions 24 to 31 of the order, microbatch 0): KeyboardInterrupt, at faulty.py:"
+        in output
     )
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "error"
 
@@ -127,9 +136,12 @@ def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:
     process = started(tmp_path, *ANYWHERE, "model.fault=workload_exc", by=torchrun)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert output.count("dtrain: rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned") == 1, (
-        output
-    )
+    assert (
+        output.count(
+            "dtrain: rank 1 failed in step 4 (positions 24 to 31 of the order, microbatch 0): ValueError: planned"
+        )
+        == 1
+    ), output
     facts = json.loads((tmp_path / "failure.json").read_text())
     assert (facts["rank"], facts["error"]) == (1, "ValueError: planned")
 

@@ -55,7 +55,7 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
     assert len(list(tmp_path.glob("failure-*.json"))) == 2
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
-        "rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at lifecycle/test_failure.py:"
+        "rank 1 failed in step 5 (positions 32 to 39 of the order): ValueError: loss is, at lifecycle/test_failure.py:"
     )
     assert f"pid {os.getpid()}]" in failed.line
     assert "Meanwhile: rank 0 at lifecycle/test_failure.py:" in failed.paragraph

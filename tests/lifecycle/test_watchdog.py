@@ -63,7 +63,7 @@ def test_a_step_that_takes_too_long_ends_the_process_and_says_where(tmp_path: Pa
     assert failed.facts["kind"] == "hung"
     assert (failed.facts["step"], failed.facts["samples"]) == (3, [16, 23])
     assert "in asleep_in_user_code" in failed.line
-    assert failed.line.startswith("rank 0 hung in step 3 (samples 16 to 23): no progress for")
+    assert failed.line.startswith("rank 0 hung in step 3 (positions 16 to 23 of the order): no progress for")
     assert any("asleep_in_user_code" in line for line in failed.facts["stack"])
 
 
@@ -91,7 +91,7 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
     failure.ended(tmp_path, 0, 1, KernelLog())
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
-        "rank 0 hung in step 3 (samples 16 to 23): native code held the GIL, at lifecycle/test_watchdog.py:"
+        "rank 0 hung in step 3 (positions 16 to 23 of the order): native code held the GIL, at lifecycle/test_watchdog.py:"
     )
     assert "in holding_the_interpreter" in failed.line
 
@@ -100,7 +100,7 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 60, int, lambda: ctypes.string_at(0))) == -signal.SIGSEGV
     failure.ended(tmp_path, 0, -signal.SIGSEGV, KernelLog())
     failed = failure.explain(tmp_path)
-    assert failed.line.startswith("rank 0 crashed in step 2 (samples 8 to 15): SIGSEGV")
+    assert failed.line.startswith("rank 0 crashed in step 2 (positions 8 to 15 of the order): SIGSEGV")
     assert "lifecycle/test_watchdog.py" in failed.line
 
 

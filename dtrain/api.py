@@ -83,8 +83,8 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
     """The unsharded model of the run at URL `source`, or of one of its checkpoints: with the newest weights, on the
     CPU, in evaluation mode.
 
-    `model`, `data`: those that were passed to `run`; the data is read only if the model takes its sizes from it. Raises
-    StoreError if there is no checkpoint.
+    `model`, `data`: those that were passed to `run`, which get the arguments that the run had; the data is read only if
+    the model takes its sizes from it. Raises StoreError if there is no checkpoint.
     """
     url = os.fspath(source)
     connect(words, url)
@@ -92,7 +92,7 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
     if not store.children(root):
         raise StoreError.during("find a checkpoint at", root, "nothing is there")
     with _given(words, model, data, None, root) as all_words:
-        decided = resolve(compose([*all_words, *ALONE], run=root), detect())
+        decided = resolve(compose([*all_words, *ALONE], run=root, brought=PLACES.values()), detect())
         from dtrain.evaluation.session import weights
 
         return weights(decided, url).eval()

@@ -125,6 +125,18 @@ def test_what_cannot_be_imported_is_asked_for_again(tmp_path: Path) -> None:
     assert "data.Sums was passed to dtrain.run(..., data=...). Call that again." in ran.stderr
 
 
+@pytest.mark.parametrize("trained, loaded", [(CELL, "from mine import *"), ("from mine import *", CELL), (CELL, CELL)])
+def test_a_model_is_loaded_with_the_arguments_of_its_run_whatever_it_is_called(
+    trained: str, loaded: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(CELL)
+    train = f'{trained}\ndtrain.run(*WORDS, model=Net, data=Sums(), out="b")\n'
+    commands.python("-c", train, cwd=tmp_path, env=environment()).check_returncode()
+    ran = commands.python("-c", f"{loaded}\nprint({LOADED})", cwd=tmp_path, env=environment())
+    assert ran.returncode == 0, ran.stderr
+    assert isinstance(json.loads(ran.stdout.splitlines()[-1]), float)
+
+
 def test_the_import_is_light() -> None:
     code = "import sys, dtrain; print(len([name for name in sys.modules if name.split('.')[0] in ('torch', 'yaml', 'numpy')]))"
     ran = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)

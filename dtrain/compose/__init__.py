@@ -7,7 +7,7 @@ folders of the user's own, Hydra composes them (dtrain/compose/hydra.py).
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from dtrain import recipe, secrets
@@ -30,8 +30,9 @@ REPEATED = ("recipe", "hydra.searchpath")
 
 
 @deciding()
-def compose(words: Sequence[str], *, run: str | None = None) -> Config:
-    """The words as one typed Config; the words of the run at URL `run` come before them.
+def compose(words: Sequence[str], *, run: str | None = None, brought: Collection[str] = ()) -> Config:
+    """The words as one typed Config; the words of the run at URL `run` come before them. `brought`: keys whose
+    `_target_` names the same part as that of the run, which keeps its arguments.
 
     Raises WordsError with every mistake; if there is one, also with the mistakes that the rules of resolve find in the
     rest.
@@ -51,6 +52,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     )
     written = recipe.of_run(run, overridden={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
+    written = _renamed(written, [word for word in asked if word.key in [f"{key}._target_" for key in brought]])
     given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
     vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
@@ -86,6 +88,14 @@ def with_spaces(asked: Sequence[Word]) -> list[Word]:
         raise WordsError(*problems)
     settled = [word for word in _settle(given) if word.place and (word.sweep or word.key.startswith("sweep."))]
     return [*settled, *asked]
+
+
+def _renamed(written: list[Word], targets: Sequence[Word]) -> list[Word]:
+    """The words of a run whose parts have other names here: an object of a script has a label, `of`, instead."""
+    keys = {word.key for word in targets}
+    labelled = [word.key for word in written if word.key in keys and word.value == "dtrain.build.given"]
+    labels = [key.replace("_target_", "of") for key in labelled]
+    return [*targets, *(word for word in written if word.key not in (*keys, *labels))]
 
 
 def _axis(word: Word) -> Word:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtrain.build import giving
 from dtrain.cluster import detect
-from dtrain.compose import compose, connect, value_of
+from dtrain.compose import compose, run_at, value_of
 from dtrain.compose.typed import typed
 from dtrain.config import environment
 from dtrain.config.word import in_a_call, text
@@ -80,14 +80,13 @@ def plan(
 
 
 def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: Any = None) -> "nn.Module":
-    """The unsharded model of the run at URL `source`, or of one of its checkpoints: with the newest weights, on the
-    CPU, in evaluation mode.
+    """The unsharded model of the run at URL `source`, of the best job of a sweep (`<sweep>/best`), or of a checkpoint:
+    with the newest weights, on the CPU, in evaluation mode.
 
     `model`, `data`: those that were passed to `run`, which get the arguments that the run had; the data is read only if
     the model takes its sizes from it. Raises StoreError if there is no checkpoint.
     """
-    url = os.fspath(source)
-    connect(words, url)
+    url = run_at(words, os.fspath(source))
     root = url.split("/checkpoints/")[0]
     if not store.children(root):
         raise StoreError.during("find a checkpoint at", root, "nothing is there")

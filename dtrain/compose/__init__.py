@@ -20,6 +20,7 @@ from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
 from dtrain.recipe import policy
+from dtrain.recipe.locate import of_best
 from dtrain.resolve import further
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
@@ -141,6 +142,15 @@ def connect(words: Sequence[str], url: str) -> None:
     problems = options.tell(typed(words)[0], url)
     if problems:
         raise WordsError(*problems)
+
+
+def run_at(words: Sequence[str], url: str) -> str:
+    """The URL of the run or checkpoint that `url` means: of `<sweep>/best`, that of the job. The out_options among the
+    words are passed on. Raises WordsError and StoreError.
+    """
+    connect(words, url)
+    plain = url.rstrip("/")
+    return of_best(plain).removesuffix("/config.yaml") if plain.endswith("/best") else url
 
 
 def own_words(words: Sequence[str], problems: list[str]) -> here.Own:

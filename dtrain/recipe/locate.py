@@ -62,14 +62,14 @@ def find(name: str, beside: Place | None = None) -> Place:
             f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL."
         )
     elif beside is None:
-        plain = _of_best(plain) if plain.endswith("/best") else plain
+        plain = of_best(plain) if plain.endswith("/best") else plain
         place = Place(plain, "local" if store.is_local(plain) else "remote")
     else:
         place = _from(beside, plain)
     return replace(place, digest=digest.lower())
 
 
-def _of_best(name: str) -> str:
+def of_best(name: str) -> str:
     """The config.yaml of the best job, if `name` is `<sweep>/best`. The answer stays for a minute, as each job of a
     sweep over it asks. Raises WordsError and StoreError.
     """

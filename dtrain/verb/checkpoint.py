@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dtrain.compose import connect, value_of
+from dtrain.compose import run_at, value_of
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.predict.report import size
@@ -37,8 +37,7 @@ def run(words: Sequence[str]) -> int:
             f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>."
         )
     options = _read(act, words[1:])
-    source = options["out"].rstrip("/")
-    connect(words[1:], source)
+    source = run_at(words[1:], options["out"].rstrip("/"))
     from dtrain.checkpoint import survey  # imports torch
 
     attempts = [

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from dtrain.build import build
 from dtrain.cluster import detect
-from dtrain.compose import compose, connect, value_of
+from dtrain.compose import compose, run_at, value_of
 from dtrain.config.schema import default
+from dtrain.config.word import text
 from dtrain.errors import StoreError, WordsError
 from dtrain.launcher import zygote
 from dtrain.planned import Plan
@@ -35,16 +36,18 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     Everything but the mesh is taken from the run. Raises WordsError if no run is named, StoreError if it does not
     exist.
     """
-    source = value_of(words, "out") or value_of(words, "init")
-    if not source:
+    key = "out" if value_of(words, "out") else "init"
+    named = value_of(words, key)
+    if not named:
         raise WordsError("which run? Type out=<the run>, or init=<the URL of a checkpoint>.")
-    connect(words, source)
+    source = run_at(words, named)
     if not store.children(source):
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
     cluster = detect()
-    config = compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run)
+    places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
+    config = compose([*words, *places], run=run)
     plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
     with zygote.kept():
         if plan.world > 1 and cluster.external is None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from reported import job
 
+import dtrain
+from dtrain.__main__ import main
 from dtrain.compose import compose
 from dtrain.errors import WordsError
 from dtrain.recipe import locate
@@ -77,3 +79,21 @@ def test_what_has_no_best_job_is_told(tmp_path: Path) -> None:
     with pytest.raises(WordsError, match="2 metrics, and so no best job"):
         best.job(sweep(tmp_path / "b", "[eval_loss, loss]", "[min, min]"))
     assert best.job(str(tmp_path)) is None
+
+
+def test_whatever_reads_a_run_reads_the_best_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=mlp", "data=synthetic", "data.samples=256", "objective=regression", "steps=4", "logger=[]"]
+    assert main(["-m", *words, "optim.lr=1e-9,1e-2", "sweep.out=s"]) == 0
+    (name,) = [path.name for path in Path("s").glob("optim.lr-0.01*")]
+    capsys.readouterr()
+    for place in ("out=s/best", "out=s/best/", "init=s/best"):
+        assert main(["evaluate", place, "launcher=inline"]) == 0
+        (Path("s") / name / "evaluate.json").unlink()
+    assert main(["checkpoint", "ls", "out=s/best"]) == 0
+    assert "newest" in capsys.readouterr().out
+    assert main(["checkpoint", "export", "out=s/best", "to=export"]) == 0
+    alone, best_of_all = dtrain.load(f"s/{name}").state_dict(), dtrain.load("s/best").state_dict()
+    assert all(bool((best_of_all[key] == alone[key]).all()) for key in alone)

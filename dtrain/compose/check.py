@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
@@ -58,6 +59,8 @@ class Vocabulary:
     """Whether some words come from the user's own folders."""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(group, word) -> why the file of a word of the user's own cannot be used"""
+    files: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    """(group, word) -> the file of a word of the user's own"""
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}

@@ -10,10 +10,12 @@ one off.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import yaml
 
 from dtrain.config import files
 from dtrain.config.facts import wrong
@@ -120,19 +122,38 @@ def _unreadable(path: Path, group: str, word: str) -> str:
         return f"{path}:{slip.line}: {slip}"
     if not isinstance(document.value, dict):
         return f"{path}:1: a word is a mapping of its arguments."
-    return next((f"{path}:{line}: {sentence}" for line, sentence in _mistakes(document.value, group)), "")
+    return next((f"{path}:{line}: {sentence}" for line, sentence in _mistakes(path, document, group)), "")
 
 
-def _mistakes(word: Mapping[str, Node], group: str) -> Iterator[tuple[int, str]]:
-    """(line, sentence) for each mistake in the facts of a word."""
-    if "_about_" not in word:
-        return
+def _mistakes(path: Path, document: Node, group: str) -> Iterator[tuple[int, str]]:
+    """(line, sentence) for each mistake in the file of a word: its names, its references and its facts."""
+    word, tree = document.value, cast("yaml.MappingNode", yaml.compose(path.read_bytes(), files.Loader))
+    for key, _ in tree.value:
+        if (kind := key.tag.rpartition(":")[2]) != "str":
+            yield key.start_mark.line + 1, f"{key.value}: YAML reads it as {kind}, and the name of an argument is text."
+    for name, node in word.items():
+        if "${" in str(node.plain()):
+            from dtrain.compose.hydra import broken
+
+            if why := broken(node.plain()):
+                yield node.line, f"{name}: {why}."
     arguments = None if "defaults" in word else [name for name in word if name[0] != "_"]
-    for names, sentence in wrong(group, word["_about_"].plain(), arguments):
-        node = word["_about_"]
-        for name in names:
-            node = node.value[name]
-        yield node.line, f"_about_ {sentence}"
+    for names, sentence in wrong(group, word["_about_"].plain() if "_about_" in word else None, arguments):
+        yield _line(word["_about_"], names), f"_about_ {sentence}"
+
+
+def place(path: Path, names: Sequence[str]) -> str:
+    """Where a word's file has the value that some names lead to."""
+    return f"{path}:{_line(parse(path.read_bytes()), names)}"
+
+
+def _line(node: Node, names: Sequence[str]) -> int:
+    """The line of the value that names lead to, as far as they do."""
+    for name in names:
+        if not isinstance(node.value, dict) or name not in node.value:
+            break
+        node = node.value[name]
+    return node.line
 
 
 def above(url: str, group: str, word: str) -> Path | None:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 from typing import Any
@@ -34,7 +35,7 @@ from dtrain.config import files
 from dtrain.config.constraints import fits, wants_text
 from dtrain.config.facts import wrong
 from dtrain.config.grammar import Unread, typed
-from dtrain.config.schema import GROUPS, NAMED, Schema
+from dtrain.config.schema import GROUPS, LISTS, NAMED, Schema
 from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
@@ -96,7 +97,8 @@ def _bounds(sweep: IntervalSweep) -> Bounds:
         raise ValueError(f"an interval may have the tags log and int, not {', '.join(sorted(unknown))}.")
     whole = "int" in tags or isinstance(sweep.start, int)
     if not low < high:
-        raise ValueError(f"the interval from {low:g} to {high:g} is empty.")
+        swapped = f" Type interval({high:g},{low:g})." if low > high else ""
+        raise ValueError(f"the interval from {low:g} to {high:g} is empty.{swapped}")
     if whole and math.ceil(low) > math.floor(high):
         raise ValueError(f"there is no integer from {low:g} to {high:g}.")
     if "log" in tags and low <= 0:
@@ -137,9 +139,9 @@ class Shelf:
         return node
 
 
-def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
+def composed(words: Sequence[Word], replaced: Sequence[str], paths: Mapping[tuple[str, str], Path]) -> files.Node:
     """Hydra's composition of the words chosen for groups, over the folders of the last Shelf; without the groups
-    `replaced` by targets of the user's own.
+    `replaced` by targets of the user's own. `paths`: the files of words of the user's own.
     """
     overrides = [f"~{group}" for group in replaced]
     overrides += [str(word) for word in words if word.key not in replaced]
@@ -147,24 +149,26 @@ def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
         composed = hydra_compose("config", overrides=overrides)
         return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
     except Exception as error:  # from Hydra, OmegaConf or the YAML loader
-        raise WordsError(
-            f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: "
-            f"{cut(' '.join(str(error).split()), 300)}"
-        ) from error
+        names = ((word.key, name) for word in words for name in ([*word.value] if word.key in LISTS else [word.value]))
+        own = " ".join(str(paths[name]) for name in names if name in paths) or " ".join(map(str, words))
+        reason = str(error).partition("Config search path")[0] or str(error.__cause__).partition("\n")[0]
+        raise WordsError(f"{own}: cannot be composed: {cut(' '.join(reason.split()), 300).rstrip('.')}.") from error
 
 
 def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
     """Resolve the references `${...}` in the values of `words` and put the results into `tree`. One sentence for each
     that cannot be resolved.
     """
-    broken = {word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := _broken(word.value))}
-    problems = list(broken.values())
-    for key in broken:
+    broken_words = {
+        word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := broken(word.value))
+    }
+    problems = list(broken_words.values())
+    for key in broken_words:
         _put(tree, key, None)  # a value that OmegaConf can hold
     whole = OmegaConf.create(dict(tree))
-    for key in broken:
+    for key in broken_words:
         _put(tree, key, UNKNOWN)
-    for word in [word for word in words if word.key not in broken]:
+    for word in [word for word in words if word.key not in broken_words]:
         *path, name = word.key.split(".")
         try:
             holder: Any = whole
@@ -181,13 +185,14 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
             ):
                 value = str(value)
         except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
-            problems.append(f"{word} ({word.source}): {first_line(error)}.")
+            reason = "it refers to itself" if "Recursive" in str(error) else first_line(error).rstrip(".")
+            problems.append(f"{word} ({word.source}): {reason}.")
             value = UNKNOWN
         _put(tree, word.key, value)
     return problems
 
 
-def _broken(value: Any) -> str:
+def broken(value: Any) -> str:
     """The mistake in a value with references; empty if there is none."""
     try:
         OmegaConf.create({"value": value})

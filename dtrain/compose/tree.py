@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from dtrain.compose.check import NAMELESS, Vocabulary
-from dtrain.compose.here import folders, own_words
+from dtrain.compose.here import Own, folders, own_words, place
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
 from dtrain.config.constraints import wants_text
@@ -22,15 +22,15 @@ from dtrain.storage import options
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     """The vocabulary, given the words so far: options of every group, the choices made, targets of the user's own."""
-    options, node, refused = files.groups(), files.node, dict[tuple[str, str], str]()
+    options, node, own = files.groups(), files.node, Own({}, {})
     if searchpath:
         from dtrain.compose.hydra import Shelf
 
         shelf = Shelf(searchpath)
         node = shelf.node
-        refused = own_words(folders(searchpath)).refused
+        own = own_words(folders(searchpath))
         options = {
-            group: [word for word in words if (group, word) not in refused or word in options[group]]
+            group: [word for word in words if (group, word) not in own.refused or word in options[group]]
             for group, words in shelf.words.items()
         }
     choices = dict(WORDS) | {word.key: word.value for word in words if word.key in GROUPS}
@@ -41,7 +41,7 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
         and word.key not in NAMELESS
         and word.value != _own_target(word.key, choices, options, node)
     )
-    return Vocabulary(options, choices, targets, node, bool(searchpath), refused)
+    return Vocabulary(options, choices, targets, node, bool(searchpath), own.refused, own.files)
 
 
 def _own_target(
@@ -66,7 +66,8 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     if vocabulary.foreign:
         from dtrain.compose.hydra import composed
 
-        tree = composed([_of_files(word, vocabulary) for word in words if word.key in GROUPS], replaced)
+        chosen = [_of_files(word, vocabulary) for word in words if word.key in GROUPS]
+        tree = composed(chosen, replaced, vocabulary.files)
         if wrong := [*_misshapen(tree, replaced, vocabulary)]:
             raise WordsError(*wrong)
     else:
@@ -160,7 +161,10 @@ def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabular
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):
             if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in named - {group}):
-                yield Word(key, value, text(value), f"{group}={vocabulary.choices[group]}")
+                names = key.split(".")[1:]
+                name, names = (names[0], names[1:]) if group in LISTS else (vocabulary.choices[group], names)
+                path = vocabulary.files.get((group, name))
+                yield Word(key, value, text(value), place(path, names) if path else f"{group}={name}")
 
 
 def _of_files(word: Word, vocabulary: Vocabulary) -> Word:

@@ -1,4 +1,4 @@
-"""Our keys by the names that other tools have for them: `learning_rate` is optim.lr, `max_grad_norm` clip."""
+"""Our keys and values by the names that other tools have for them: `learning_rate` is optim.lr, asha is halving."""
 
 ELSEWHERE = {
     "epochs": "num_epochs max_epochs train_epochs num_train_epochs n_epochs",
@@ -43,3 +43,8 @@ ELSEWHERE = {
 }  # fmt: skip
 """Our key -> its names in other tools."""
 OURS = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
+MEANT = {
+    "sweep.search": {"bayes": "tpe", "bayesian": "tpe", "optuna": "tpe", "hyperopt": "tpe", "cma": "cmaes"},
+    "sweep.stop": dict.fromkeys(("asha", "hyperband", "sha", "successive_halving"), "halving") | {"pbt": "population"},
+}
+"""Our key -> the names of its values in other tools, and ours."""

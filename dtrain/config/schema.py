@@ -268,7 +268,7 @@ class Schema:
     resume: str = key(
         ["auto", "never", "must"],
         "auto",
-        "auto: continue an existing run; must: refuse to start a new one; never: start over",
+        "auto: continue an existing run; must: refuse to start a new one; never: refuse to continue one",
         "mesh aside",
     )
     init: str | None = key(

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
+from dtrain.config.elsewhere import MEANT
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
@@ -92,7 +93,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
             else f"{key}=<{constraints.say(allowed).removesuffix(', not empty')}>"
         )
         return f"{who}. Type {typed}."
-    near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
+    meant = MEANT.get(key, {}).get(str(value).lower(), value)
+    near, source = constraints.instead(meant, allowed, _default(config, key)), config.sources.get(key, "default")
     largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
     instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):

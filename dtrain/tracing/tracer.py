@@ -8,6 +8,7 @@ dtrain/tracing/notes.py records it. The operators are those of the CPU even for 
 If a forward depends on values of tensors, which do not exist, only the weights are known.
 """
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,9 @@ from dtrain.predict.shapes import Block, LayoutBytes, Shapes, Split, Weight, run
 from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
 from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
+
+# the stack of an operator that fails without memory; the plan says which line of the model called it
+logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 
 VALUE_ERRORS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 """Errors of a forward that depends on values of tensors."""

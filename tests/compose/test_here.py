@@ -170,6 +170,30 @@ def test_a_file_that_is_no_word_puts_that_word_alone_out_of_use(
 
 
 @pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            'width: "${"',
+            "model=net (command line): conf/model/net.yaml:2: width: ${ begins a reference, which cannot be ",
+        ),
+        ('width: [1, "${"]', "model=net (command line): conf/model/net.yaml:2: width: ${ begins a reference"),
+        ("null: 4", "model=net (command line): conf/model/net.yaml:2: null: YAML reads it as null, and the name of "),
+        ("3: 4", "model=net (command line): conf/model/net.yaml:2: 3: YAML reads it as int, and the name of an "),
+        ("a: {null: 4}", "conf/model/net.yaml: cannot be composed: Incompatible key type 'NoneType'."),
+        ("defaults: [nope]", "conf/model/net.yaml: cannot be composed: In 'model/net': Could not load 'model/nope'."),
+        ("width: ${model.width}", "model.width='${model.width}' (conf/model/net.yaml:2): it refers to itself."),
+        ("a: {b: '${nope}'}", "model.a.b='${nope}' (conf/model/net.yaml:2): Interpolation key 'nope' not found."),
+    ],
+)
+def test_a_word_that_cannot_be_composed_has_its_file_and_the_reason(folder: Path, line: str, sentence: str) -> None:
+    (folder / "conf/model").mkdir()
+    (folder / "conf/model/net.yaml").write_text(f"_target_: mine.Net\n{line}\n")
+    with pytest.raises(WordsError) as caught:
+        compose(["model=net"])
+    assert caught.value.problems[0].startswith(sentence)
+
+
+@pytest.mark.parametrize(
     ("facts", "sentence"),
     [
         ("3", "_about_ states 3: facts are names with values"),

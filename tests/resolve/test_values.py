@@ -25,6 +25,15 @@ def test_every_mistake_is_told_and_no_echo_of_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "instead"),
+    [("sweep.stop=asha", "sweep.stop=halving"), ("sweep.search=Bayes", "sweep.search=tpe"), ("sweep.stop=medan", "sweep.stop=median")],
+)  # fmt: skip
+def test_a_value_of_another_tool_is_answered_with_ours(word: str, instead: str) -> None:
+    with pytest.raises(WordsError, match=f"Type {instead}."):
+        plan(word)
+
+
+@pytest.mark.parametrize(
     "word",
     [
         "evaluate.every=0",

@@ -76,7 +76,7 @@ def test_all_mistakes_are_told_at_once_and_none_takes_long() -> None:
         "b=range(0,1e12)": "1,000,000,000,000 values",
         "model=glob(x*)": "no name matches. There are: cnn, gpt, gpt2, mlp",
         "c=glob(*)": "because it is no group",
-        "d=interval(1,0)": "from 1 to 0 is empty",
+        "d=interval(1,0)": "from 1 to 0 is empty. Type interval(0,1).",
         "d=tag(int,interval(1.5,1.6))": "there is no integer from 1.5 to 1.6",
         "e=tag(log,interval(0,1))": "a lower bound above 0",
         "f=tag(loud,interval(0,1))": "not loud",

@@ -275,6 +275,18 @@ def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch
         shapes_of(decided)
 
 
+class Misfit(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[..., :-1])
+
+
+def test_an_operator_that_fails_is_one_reason_and_no_log_of_torch(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("model._target_=tracing.test_tracer.Misfit", "model.in_features=24", "model.out_features=3")
+    shapes = shapes_of(plan(*WORDS, *words))
+    assert "the forward fails on tensors without memory: RuntimeError" in shapes.unknown
+    assert capfd.readouterr().err == ""
+
+
 def test_of_a_package_that_is_trusted_all_may_be_traced() -> None:
     decided = plan(
         *WORDS[:-2], "trust=[torch]", "model._target_=torch.nn.utils.skip_init", "model.module_cls=x", "batch=8"

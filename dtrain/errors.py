@@ -114,6 +114,14 @@ def why(error: OSError) -> str:
     return f"{text[:1].lower()}{text[1:]}{where}" + f" ({limit})" * (limit is not None)
 
 
+def text_of(error: BaseException) -> str:
+    """An error's message, or a note in its place if its own `__str__` fails."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(no message: its __str__ raises {type(broken).__name__})"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line.strip() for line in text_of(error).splitlines() if line.strip()), type(error).__name__)

@@ -22,7 +22,7 @@ from dtrain.data.collate import MASK, joined, stack, tensors, tree
 from dtrain.data.order import _mix64, permute
 from dtrain.data.shift import next_targets
 from dtrain.data.workers import Workers
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, first_line
 from dtrain.lifecycle import loaders
 
 Inputs = int | str | Sequence[str]
@@ -98,14 +98,15 @@ class Dataset:
                 f"data.dataset: {type(dataset).__name__} is not map-style: it needs __len__ and __getitem__. "
                 f"{_remedy(dataset)}"
             )
-        if len(dataset) < 1:
+        self._whole, self._shift = _length(dataset), shift
+        if self._whole < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
         about = getattr(type(dataset), "about", None)
         stated = about.get("samples") if isinstance(about, dict) and stop is None else None
-        if stated not in (None, len(dataset)):
+        if stated not in (None, self._whole):
             raise WordsError(
                 f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, but its __len__ is "
-                f"{len(dataset)}. Make them equal, or leave out samples in about."
+                f"{self._whole}. Make them equal, or leave out samples in about."
             )
         if workers < 0:
             raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
@@ -118,7 +119,6 @@ class Dataset:
             dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate
         )
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
-        self._whole, self._shift = len(dataset), shift
         split = holdout > 0 and holdout_dataset is None
         heldout = min(max(1, round(self._whole * holdout)), self._whole - 1) if split else 0
         self._start, self._stop = start, self._whole - heldout if stop is None else stop
@@ -239,6 +239,17 @@ def _seed(index: int, epoch: int) -> None:
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value >> 1)
+
+
+def _length(dataset: Any) -> int:
+    """The number of samples. Raises WordsError."""
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise WordsError(
+            f"data.dataset: __len__ of {type(dataset).__name__} fails ({type(error).__name__}: {first_line(error)}). "
+            "It must return the number of samples, an integer >= 1."
+        ) from error
 
 
 def _has_getitem(dataset: Any) -> bool:

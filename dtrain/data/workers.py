@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dtrain.data import Indices
 from dtrain.data.collate import tree
+from dtrain.errors import text_of
 from dtrain.lifecycle import loaders, signals
 
 DEATH_SECONDS = 1.0
@@ -125,5 +126,5 @@ def _sendable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+        return RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
     return error

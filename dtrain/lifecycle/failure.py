@@ -24,7 +24,16 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.cluster import visible
-from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, WordsError, first_line
+from dtrain.errors import (
+    DtrainError,
+    LeaseError,
+    MovedError,
+    PreflightError,
+    RankError,
+    WordsError,
+    first_line,
+    text_of,
+)
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.gpu_faults import fault_of
 from dtrain.lifecycle.root_cause import Evidence, find, is_aborted, is_victim, kind_of
@@ -74,13 +83,13 @@ def forget() -> None:
 
 def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     """The report of an error that ends this process."""
-    text = message = str(error)
+    text = message = text_of(error)
     if isinstance(error, DtrainError):
         kind, code = KIND_OF.get(type(error), "error"), error.exit_code
     elif isinstance(error, StopRequested):
         kind, code = "stopped", error.exit_code
     else:
-        text, message, code = f"{type(error).__name__}: {error}".rstrip(": "), "".join(format_exception(error)), 1
+        text, message, code = f"{type(error).__name__}: {text}".rstrip(": "), "".join(format_exception(error)), 1
         kind = kind_of(error, message)
         if kind in ("error", "gpu") and (fault := fault_of(message)):
             text = f"{f'GPU {_gpu()}: ' * fault.broken}{text.splitlines()[0]} ({fault.meaning})"

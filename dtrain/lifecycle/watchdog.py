@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as groups
 
-from dtrain.errors import StoreError
+from dtrain.errors import StoreError, text_of
 from dtrain.lifecycle import failure, loaders, recorder, stacks, unwatched
 from dtrain.lifecycle.root_cause import is_victim, kind_of
 from dtrain.lifecycle.signals import REPORT
@@ -99,7 +99,8 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             failure.know(**self._position())
-            if is_victim({"kind": kind_of(error, str(error))}):  # after an error of its own, the device may not respond
+            # after an error of its own, the device may not respond
+            if is_victim({"kind": kind_of(error, text_of(error))}):
                 failure.know(calls=recorder.calls(_labels()))
             if self._folder:  # before the others can see that this rank has ended
                 with suppress(StoreError):  # reported by the caller that ends this process

@@ -19,7 +19,7 @@ from dtrain.build import build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.config import environment
-from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
+from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, text_of
 from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
@@ -83,7 +83,7 @@ class Log:
                 self._rescue()
         if error is not None and not isinstance(error, StopRequested):
             with suppress(LeaseError, MovedError):
-                self.event("failed", error=f"{type(error).__name__}: {error}")
+                self.event("failed", error=f"{type(error).__name__}: {text_of(error)}")
         self._tell("close")
         with ExitStack() as stack:
             if error is not None:
@@ -298,7 +298,7 @@ class Log:
                 self._left_out(name, error)
 
     def _left_out(self, name: str, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         self.event("logger_failed", logger=name, error=text)
         screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {text}")))
 

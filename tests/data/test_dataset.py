@@ -219,3 +219,19 @@ def test_a_length_that_the_class_states_is_the_one_there_is() -> None:
     assert len(Dataset(whole, holdout=0.25)) == 6 and len(Dataset(whole, holdout_dataset=other).holdout() or ()) == 5
     with pytest.raises(WordsError, match="Faces states samples = 8 in its about, but its __len__ is 5"):
         Dataset(other)
+
+
+class Unlisted(Squares):
+    def __len__(self) -> int:
+        raise OSError("no index file")
+
+
+class Worded(Squares):
+    def __len__(self) -> int:
+        return "20"  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("dataset", "why"), [(Unlisted(), "OSError: no index file"), (Worded(), "TypeError: 'str'")])
+def test_a_length_that_cannot_be_had_is_refused(dataset: Any, why: str) -> None:
+    with pytest.raises(WordsError, match=rf"__len__ of {type(dataset).__name__} fails \({why}.*an integer >= 1"):
+        Dataset(dataset)

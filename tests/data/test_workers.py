@@ -33,13 +33,15 @@ def test_loading_processes_read_the_same_samples() -> None:
 
 
 class Broken(Squares):
-    """Sample 1 raises what pickle can bring to the rank, sample 2 what it cannot."""
+    """Sample 1 raises what pickle can bring to the rank, sample 2 what it cannot, sample 3 what has no text either."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 1:
             raise ValueError("planned")
         if index == 2:
             raise UnreadableError("a.jpg", 7)
+        if index == 3:
+            raise MuteError("a.jpg", 7)
         return super().__getitem__(index)
 
 
@@ -48,10 +50,19 @@ class UnreadableError(Exception):
         super().__init__(f"{file} is torn at {line}")
 
 
+class MuteError(UnreadableError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 def test_what_a_loading_process_raises_is_placed_at_the_line_of_the_users_code() -> None:
     source = Dataset(Broken(), workers=1, holdout=0)
     try:
-        for sample, message in ((1, "ValueError: planned"), (2, "UnreadableError: a.jpg is torn at 7")):
+        for sample, message in (
+            (1, "ValueError: planned"),
+            (2, "UnreadableError: a.jpg is torn at 7"),
+            (3, "MuteError: (no message: its __str__ raises ValueError)"),
+        ):
             with pytest.raises(Exception) as raised:
                 take(source, [source.original(np.arange(20)).tolist().index(sample)])
             facts = failure.facts_of(raised.value, 0)

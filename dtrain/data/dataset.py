@@ -185,7 +185,7 @@ class Dataset:
             pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers,
         )  # fmt: skip
         if self._kept is not None:
-            return build(self._kept, stop=len(self._kept))
+            return build(self._kept, stop=_length(self._kept))
         return build(samples.dataset, start=self._stop, stop=self._whole)
 
     @cached_property

@@ -254,6 +254,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
     problems |= dict.fromkeys(stop.mistakes(sweep, keys))
     depends = conditions(keys, request.space, known)
     is_grid = sweep.search == "grid" and not problems
+    wrong = dict[str, list[set[str]]]()
     points = islice(space.grid(request.space), sweep.trials) if is_grid else corners(request.space, depends)
     for chosen in points:
         values, words = request.job_words(chosen, depends)
@@ -264,13 +265,21 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
                 first.append(_first(request, sweep, config, plan, cluster, judge, depends))
             problems |= dict.fromkeys(stop.differences(sweep, first[0].plan, plan))
         except WordsError as error:
-            problems |= dict.fromkeys(request.attributed(error.problems))
+            for problem in request.attributed(error.problems):
+                wrong.setdefault(problem, []).append(set(space.words(values)))
             continue
         job = _job(values, words, digest(config, swept=_aside(values)))
         jobs.setdefault(job.digest, job)
+    problems |= {_with_values(problem, each) if is_grid else problem: None for problem, each in wrong.items()}
     if problems:
         raise WordsError(*problems)
     return replace(first[0], jobs=[*jobs.values()] if is_grid else [])
+
+
+def _with_values(problem: str, jobs: Sequence[set[str]]) -> str:
+    """The problem, with the swept words that all jobs with it share, if they are several: they are wrong together."""
+    shared = set.intersection(*jobs)
+    return f"{problem} (jobs with {cut(' '.join(sorted(shared)), 200)})" if len(shared) > 1 else problem
 
 
 def _first(

@@ -74,6 +74,13 @@ def test_the_mistakes_of_all_jobs_are_told_at_once() -> None:
     assert "sgd" in said and "steps=0" in said and len(raised.value.problems) == len(set(raised.value.problems))
 
 
+def test_values_that_are_wrong_together_are_named() -> None:
+    with pytest.raises(WordsError) as raised:
+        judged("strategy=ddp,fsdp", "devices=1,2", "batch=7,8", "seed=0,1", on=Cluster(0, 2))
+    (problem,) = raised.value.problems
+    assert problem.startswith("batch=7 does not split") and problem.endswith(" (jobs with batch=7 devices=2)")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -47,7 +47,7 @@ class Ssh:
         restarts: int, silence: float, wait: float, address: str | None,
     ) -> None:  # fmt: skip
         self._hosts = [*hosts] if hostfile is None else [*_lines(Path(hostfile))]
-        self._place, self._python, self._options = folder or str(Path.cwd()), python, shlex.split(options)
+        self._place, self._python, self._options = folder or str(Path.cwd()), python, _split(options)
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
         self._children = Children()
 
@@ -105,6 +105,13 @@ class Ssh:
                 "or type launcher.python=<its interpreter> or launcher.folder=<its folder>."
             )
         return ""
+
+
+def _split(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise WordsError(f"launcher.options={cut(options)}: {error}. Quote it as in a shell.") from error
 
 
 def _lines(hostfile: Path) -> Iterable[str]:

@@ -15,7 +15,8 @@ from commands import COMMAND, Forked
 from killing import descendants, mentioning
 from ssh import hosts
 
-from dtrain.launcher.ssh import HOST
+from dtrain.errors import WordsError
+from dtrain.launcher.ssh import HOST, Ssh
 
 SMALL = [
     "model=mlp",
@@ -127,6 +128,14 @@ def test_a_host_whose_connection_breaks_is_started_again(words: list[str], tmp_p
 def test_hosts_are_names_with_a_user_and_a_port(host: str, parts: tuple[str, str | None]) -> None:
     match = HOST.fullmatch(host)
     assert match and (match["name"], match["port"]) == parts
+
+
+def test_options_that_no_shell_could_read_are_refused() -> None:
+    with pytest.raises(WordsError, match=r"launcher.options=.*No closing quotation. Quote it as in a shell"):
+        Ssh(
+            hosts=["a"], hostfile=None, folder=None, python="python3", options="-i 'a", restarts=0, silence=1.0,
+            wait=1.0, address=None,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "a;touch x", "$(touch x)", "a\nb", "", "a:b"])

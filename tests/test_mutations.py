@@ -56,7 +56,7 @@ def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(Engine, "run", launch)
     monkeypatch.setattr(Workers, "run", launch)
-    monkeypatch.setattr(preflight, "check", lambda plan: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     monkeypatch.setattr(failure, "save", lambda *_: None)
     monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.2)
 

@@ -229,7 +229,6 @@ WRAPPED = {
 TIED = {"pp": "are one weight, and may be on two stages"}
 FLOWS = {"pp": "changes hidden states outside of the modules of its table"}
 NO_BLOCKS = {"pp": "names no list of blocks"}
-TIED_PLAN = {"tp": "are one weight, which tp_plan splits in two ways"}
 PARTS_DIFFER = {"cp": "computes other values for a part of a sequence"}
 NO_SDPA = {"cp": "never called F.scaled_dot_product_attention"}
 MASKED = {"cp": "with an attn_mask, which covers only a part of the sequence"}
@@ -275,7 +274,7 @@ FOREIGN: dict[str, Foreign] = {
     "cohere_untied": Foreign(_hf("CausalLM", "cohere", **_GROUPED, tie_word_embeddings=False), "causal", FLOWS),
     "granite": Foreign(_hf("CausalLM", "granite", **_GROUPED), "causal"),
     "lfm2": Foreign(
-        _hf("CausalLM", "lfm2", **_GROUPED, layer_types=["conv", "full_attention"]), "causal", {**TIED_PLAN, **NO_BLOCKS, **PARTS_DIFFER}
+        _hf("CausalLM", "lfm2", **_GROUPED, layer_types=["conv", "full_attention"]), "causal", {**NO_BLOCKS, **PARTS_DIFFER}
     ),
     "lfm2_untied": Foreign(
         _hf("CausalLM", "lfm2", **_GROUPED, layer_types=["conv", "full_attention"], tie_word_embeddings=False), "causal",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dtrain.config.environment import CODE
 from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 
-Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
+Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked", "submitted"]
 SHAPE = {
     "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
@@ -20,7 +20,9 @@ SHAPE = {
 """The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 """Columns of metrics.jsonl about speed and memory, which differ between runs of the same words."""
-EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}
+EXIT_CODES: dict[Status, int] = {
+    "finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1, "submitted": 0
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """A scheduler of which the queue is this host: a job is one process, which serves the run there."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dtrain.launcher.children import Children
 from dtrain.launcher.local import attached
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -15,13 +17,11 @@ class Queued:
     """`note`: a file that gets what a job was submitted with."""
 
     about: ClassVar = {"where": "elsewhere", "detached": True}
+    detach = False
+    inside = False
 
     def __init__(self, *, note: str) -> None:
-        self._note, self._children = Path(note), Children()
-
-    @property
-    def inside(self) -> bool:
-        return False
+        self._note, self._jobs = Path(note), dict[str, subprocess.Popen[bytes]]()
 
     def describe(self, plan: Plan) -> str:
         return f"a job of {plan.nodes} nodes"
@@ -29,12 +29,19 @@ class Queued:
     def launch(self, plan: Plan) -> Result:
         return attached.launch(plan, restarts=0, silence=15, wait=60, address=None, here=plan.nodes)
 
-    def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
+        command = [sys.executable, "-m", "dtrain", "run", plan.out]
         self._note.write_text("\n".join([*command, *(f"{name}={value}" for name, value in environment.items())]))
-        self._children.start(nodes, command, {**environment, "QUEUED_BY": str(os.getpid())})
+        with self.log(plan.out, "").open("a") as log:
+            job = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
+        self._jobs[str(job.pid)] = job
+        return str(job.pid)
 
-    def alive(self) -> Collection[int]:
-        return self._children.alive()
+    def jobs(self, out: str) -> Collection[str]:
+        return [name for name, job in self._jobs.items() if job.poll() is None]
 
-    def stop(self) -> None:
-        self._children.stop()
+    def cancel(self, job: str, *, save: bool) -> None:
+        self._jobs[job].send_signal(signal.SIGTERM if save else signal.SIGKILL)
+
+    def log(self, out: str, job: str) -> Path:
+        return self._note.with_name("log")

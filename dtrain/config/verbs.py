@@ -13,6 +13,7 @@ VERBS = {
     "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",
     "report": "write a page of a run, or of the runs of a sweep: curves, leaderboard, what mattered, failures",
     "run": "what a job executes on its first node: run the plan that was submitted under <out>",
+    "stop": "ask the job of a run, submitted to a scheduler, to save and stop",
     "sweep": "work: take jobs of a sweep on this host too; ls, best, why: its jobs, the best, what failed; retry, stop",
     "diff": "show the differences between runs, recipes or lists of words",
     "new": "create a small project in a new folder: a model, a dataset, a recipe and a test",

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from dtrain.build import locate, trusting
@@ -30,9 +31,9 @@ class Launcher(Protocol):
         ...
 
 
-class Engine(Launcher, Protocol):
-    """Starts one process for each node. `launch` serves the run (`dtrain.launcher.local.attached.launch`), which calls
-    the other methods, all from one thread of the command.
+class Engine(Protocol):
+    """Starts one process for each node. `dtrain.launcher.local.attached.launch` serves a run with it, and calls these
+    methods from one thread.
     """
 
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -54,14 +55,33 @@ class Engine(Launcher, Protocol):
         ...
 
 
-class Detached(Engine, Protocol):
-    """An engine whose run does not need the command: `start` submits a job that executes `command` (`dtrain run <out>`)
-    on the first of the nodes alone, and there `launch` serves the run. Its word states the fact `detached`.
+class Detached(Launcher, Protocol):
+    """A scheduler: the run is a job that does not need the command. `submit` queues a job that executes `dtrain run
+    <out>` on its first node, and there `launch` serves the run. Its word states the fact `detached`.
     """
+
+    detach: bool
+    """Whether the command ends once the job is queued."""
 
     @property
     def inside(self) -> bool:
         """Whether this process is in a job already: nothing is submitted then, and `launch` uses its nodes."""
+        ...
+
+    def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
+        """Queue the job and return its name. `environment` as in `Engine.start`. Raises PreflightError."""
+        ...
+
+    def jobs(self, out: str) -> Collection[str]:
+        """The names of jobs of the run at `out` that have not ended. Raises PreflightError if nobody answers."""
+        ...
+
+    def cancel(self, job: str, *, save: bool) -> None:
+        """Ask the run of a job to save and stop, or end the job at once. Nobody is waited for."""
+        ...
+
+    def log(self, out: str, job: str) -> Path:
+        """The file of this host that what the job says is appended to, once it runs."""
         ...
 
 

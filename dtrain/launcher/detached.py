@@ -1,34 +1,46 @@
 """Runs that a job serves on its first node: the command writes the plan under `out`, submits the job and follows it.
 
     <out>/submitted.json      the plan, signed with the secret that the job has in its environment
+    <out>/engine.json         the job, and the newest step at each of its starts
 
-`dtrain run <out>` runs it there and reads no word. Who can write to `out` but does not know the secret cannot change
-what it runs.
+`dtrain run <out>` runs the plan there and reads no word. Who can write to `out` but does not know the secret cannot
+change what it runs.
 """
 
 import hmac
 import json
 import os
 import secrets
-import sys
+import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from dtrain.build import build
+from dtrain.checkpoint import commit
 from dtrain.config.environment import HANDED, SECRET
-from dtrain.errors import PreflightError, RankError, StoreError
+from dtrain.errors import PreflightError, RankError, StoreError, WordsError
 from dtrain.launcher import Detached
+from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.result import Result
+from dtrain.secrets import screen
 from dtrain.storage import options, store
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = (1.0, 10.0)
+"""Shortest and longest time between two questions to the scheduler, which become rarer as the job grows older."""
+MOST_BYTES = 1 << 20
+"""The most that is shown of a log at once."""
+RESULT, ENGINE = "result.json", "engine.json"
 
 
 def write(plan: Plan) -> dict[str, str]:
     """Write submitted.json. Returns the environment for the job."""
     secret = os.environ.get(SECRET) or secrets.token_hex(16)
     text = json.dumps(plan.to_dict())
+    store.remove(store.join(plan.out, ENGINE))
     store.write(_url(plan.out), json.dumps({"signature": _sign(secret, text), "plan": text}).encode())
     return {SECRET: secret, HANDED: options.hand_over()}
 
@@ -55,27 +67,106 @@ def read(out: str) -> Plan:
         raise StoreError.during("read", _url(out), "it is damaged", "Submit the run again") from error
 
 
-def submit(plan: Plan, engine: Detached, environment: Mapping[str, str]) -> Result:
-    """Start the job, and wait until it has ended. It ends with this command's stop request too.
+def refuse_other(plan: Plan, job: str) -> None:
+    """Raises PreflightError if the run's job was submitted with other words."""
+    saved = _contents(plan.out, "submitted.json").get("plan")
+    if saved != json.dumps(plan.to_dict()):
+        raise PreflightError(
+            f"out={plan.out} belongs to job {job}, which was submitted with other words or code. Type dtrain stop "
+            f"{plan.out} first, or out=<another place>."
+        )
+
+
+def note_job(out: str, launcher: Mapping[str, Any], job: str) -> None:
+    """Record the job of a run."""
+    arguments = {name: value for name, value in launcher.items() if name != "_about_"}
+    _note(out, {**_contents(out, ENGINE), "launcher": arguments, "job": job})
+
+
+def note_start(out: str) -> None:
+    """Record a start of the job. Raises RankError at the third without a new step: the next would be no better."""
+    noted = _contents(out, ENGINE)
+    newest = commit.first(commit.candidates(out))[0]
+    starts = [*noted.get("starts", ()), newest[1]["step"] if newest else 0]
+    _note(out, {**noted, "starts": starts})
+    if len(starts) > 2 and len(set(starts[-3:])) == 1:
+        raise RankError(
+            f"the last two starts of this job ended at step {starts[-1]}, where they began: its time limit is too "
+            "short for a step and a save, or it is preempted too often. Submit it again with a longer time."
+        )
+
+
+def job_of(out: str) -> tuple[Detached, str]:
+    """The launcher and the job of the run at `out`. Raises WordsError if it has none."""
+    noted = _contents(out, ENGINE)
+    launcher, job = noted.get("launcher"), noted.get("job")
+    if not isinstance(launcher, dict) or not job:
+        raise WordsError(f"stop: no job was submitted for {out}. A run on this host ends by Ctrl-C where it was typed.")
+    if not str(launcher.get("_target_")).startswith("dtrain."):
+        raise WordsError(f"stop: {out} is run by job {job} of {launcher.get('_target_')}. Stop it by its own command.")
+    return build(launcher), str(job)
+
+
+def _note(out: str, contents: Mapping[str, Any]) -> None:
+    store.write(store.join(out, ENGINE), json.dumps(contents).encode())
+
+
+def follow(plan: Plan, launcher: Detached, job: str) -> Result:
+    """Show what the job says until it has ended. The first stop signal asks its run to save and stop, the second ends
+    it at once.
 
     Raises RankError with the root cause if the run has failed.
     """
-    before = _contents(plan.out, "result.json")
-    try:
-        command = [sys.executable, "-m", "dtrain", "run", plan.out]
-        engine.start([*range(plan.nodes)], command, environment)
-        while engine.alive():
-            time.sleep(LOOK_SECONDS)
-    except BaseException:
-        engine.stop()
-        raise
-    after, facts = _contents(plan.out, "result.json"), _contents(plan.out, "failure.json")
+    before = _contents(plan.out, RESULT)
+    log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
+    with signals.noted() as stop:
+        asked = 0
+        while _is_queued(launcher, plan.out, job):
+            log.show()
+            if asked < min(len(stop), 2):
+                asked += 1
+                launcher.cancel(job, save=asked == 1)
+            time.sleep(min(max(LOOK_SECONDS[0], (time.monotonic() - begun) / 60), LOOK_SECONDS[1]))
+        log.show()
+    after, facts = _contents(plan.out, RESULT), _contents(plan.out, "failure.json")
+    if stop and (len(stop) > 1 or after == before):
+        raise signals.StopRequested(stop[0])
     if facts or not after or after == before:
-        message = facts.get("message", "the job ended without a result: see its own output")
+        message = facts.get("message", f"job {job} ended without a result: see {log.path}")
         error = RankError(str(message))
         error.facts = facts
         raise error
-    return Result(**after)
+    result = Result(**after)
+    return replace(result, status="interrupted") if stop[:1] == [signal.SIGINT] else result
+
+
+def _is_queued(launcher: Detached, out: str, job: str) -> bool:
+    try:
+        return job in launcher.jobs(out)
+    except PreflightError:  # the scheduler is started again
+        return True
+
+
+class _Log:
+    """What a file gets while it is followed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._shown = path, path.stat().st_size if path.exists() else 0
+
+    def show(self) -> None:
+        """Show whole lines that are new; a file that became shorter is shown from its begin."""
+        try:
+            with self.path.open("rb") as file:
+                if self._shown > os.fstat(file.fileno()).st_size:
+                    self._shown = 0
+                file.seek(self._shown)
+                lines = file.read(MOST_BYTES)
+        except OSError:  # the job has not begun, or its file system hangs
+            return
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._shown += len(lines)
+        if lines:
+            screen.say(lines.decode(errors="replace"), end="")
 
 
 def _contents(out: str, name: str) -> dict[str, Any]:

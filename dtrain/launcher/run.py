@@ -46,6 +46,8 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
             if finished(plan):
                 return None
             _describe(plan, config)
+        if submitted:
+            detached.note_start(plan.out)
         try:
             result: Result = launcher.launch(plan)
         except DtrainError as error:
@@ -65,14 +67,23 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
 
 
 def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
-    """Write what describes the run, and give the lease back before its job starts, which takes it."""
+    """Follow the run's job; if it has none, write what describes the run, and submit one. The job takes the lease."""
     with store.anchored():
-        with lease.hold(plan.out):
-            if finished(plan):
-                return None
-            _describe(plan, config)
-            environment = detached.write(plan)
-        return detached.submit(plan, launcher, environment)
+        jobs = launcher.jobs(plan.out)
+        if jobs:
+            detached.refuse_other(plan, *jobs)
+            job = next(iter(jobs))
+        else:
+            with lease.hold(plan.out):
+                if finished(plan):
+                    return None
+                _describe(plan, config)
+                environment = detached.write(plan)
+            job = launcher.submit(plan, environment)
+            detached.note_job(plan.out, plan.launcher, job)
+        if launcher.detach:
+            return Result("submitted", 0, None, 0.0, reason=f"job {job}")
+        return detached.follow(plan, launcher, job)
 
 
 def _describe(plan: Plan, config: str) -> None:

@@ -124,6 +124,22 @@ def ending() -> Iterator[None]:
 
 
 @contextmanager
+def noted() -> Iterator[list[int]]:
+    """A context in which signals only add to a list: one each time that a request is made, or repeated."""
+    before, requests = {number: signal.getsignal(number) for number in STOP_SIGNALS}, list[int]()
+
+    def add(number: int, _: FrameType | None) -> None:
+        if note(number) or not requests:
+            requests.append(number)
+
+    install(dict.fromkeys(STOP_SIGNALS, add))
+    try:
+        yield requests
+    finally:
+        install(before)
+
+
+@contextmanager
 def importing() -> Iterator[None]:
     """Inside `ending`, around imports: a signal ends the process at once, because an exception there would be lost, or
     torch would abort.

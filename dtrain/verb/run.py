@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dtrain.errors import WordsError
 from dtrain.launcher import detached, zygote
 from dtrain.launcher.run import run as run_plan
-from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.train import already_finished, farewell
+from dtrain.verb.train import already_finished
 
 
 def run(words: Sequence[str]) -> int:
@@ -27,5 +26,4 @@ def run(words: Sequence[str]) -> int:
         result = run_plan(plan, store.read(store.join(out, "config.yaml")).decode(), submitted=True)
     if result is None:
         return 0 if already_finished(plan, say=True) else 1
-    screen.say(farewell(plan, result))
     return result.exit_code

@@ -98,6 +98,8 @@ def _measured(result: Result, name: str) -> str:
 
 
 def farewell(plan: Plan, result: Result) -> str:
+    if result.status == "submitted":
+        return f"{result.reason} runs it · {plan.out}\nthe same words follow it, dtrain stop {plan.out} ends it"
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     evaluation = "".join(
         f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"

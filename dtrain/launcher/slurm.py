@@ -1,0 +1,193 @@
+"""A run as a job of Slurm: sbatch submits a script that executes `dtrain run <out>` on the first node, and there srun
+starts an agent on each node of the job.
+
+The script turns USR1, which Slurm sends before the time limit, into a saved state and a requeued job. After SIGTERM
+(preemption, scancel) the state is saved too, and the script waits for Slurm, which alone knows whether the job comes
+back.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dtrain.cluster import network
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, WordsError
+from dtrain.launcher.children import Children
+from dtrain.launcher.local import attached
+from dtrain.planned import Plan
+from dtrain.result import Result
+from dtrain.secrets import masked
+from dtrain.storage import store
+
+VALUE = re.compile(r"[\w.:,@/+-]+")
+LINE = re.compile(r"(?:#SBATCH +)?(--[a-z][a-z-]*)(?:[= ][\w.:,@/+*%&|()\[\]=-]+)?")
+"""`--constraint=a100`, with or without #SBATCH."""
+SAME = {"--gpus-per-node": ("--gres", "--gpus"), "--cpus-per-task": ("--cpus",)}
+"""Option of ours -> beginnings of options by which you ask for the same yourself."""
+ANSWER_SECONDS = 60.0
+"""Time for a command of Slurm to answer."""
+PREEMPTED_SECONDS = 900
+"""Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
+SCRIPT = """\
+trap 'limit=1; kill -TERM "$run"' USR1 # the time limit is near
+trap 'stop=1; kill -TERM "$run"' USR2  # Ctrl-C in the command, or dtrain stop
+trap : TERM                            # preempted or cancelled: every process gets it
+cd {folder} || exit 3
+{setup}{command} &
+run=$!
+while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
+if [ "$code" = 75 ] && [ -n "$limit" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# what was preempted comes back and what was cancelled does not: Slurm ends both
+if [ "$code" = 75 ] && [ -z "$stop" ]; then for _ in {{1..{wait}}}; do sleep 1; done; fi
+exit "$code"
+"""
+
+
+class Slurm:
+    """`partition`, `account`, `qos` and `time` as sbatch takes them; `more`: other options of sbatch. `setup`: lines of
+    shell before the run, such as `module load`. `save_before`: seconds before the time limit at which the run saves.
+    `detach`: the command ends once the job is submitted.
+    """
+
+    about: ClassVar = {"where": "elsewhere", "detached": True}
+
+    def __init__(
+        self, *, partition: str | None, account: str | None, qos: str | None, time: str | None, more: Sequence[str],
+        setup: Sequence[str], save_before: int, detach: bool, restarts: int, silence: float, wait: float,
+        address: str | None,
+    ) -> None:  # fmt: skip
+        self.detach = detach
+        self._asked = {"partition": partition, "account": account, "qos": qos, "time": time}
+        self._more, self._setup, self._save_before = [*more], [*setup], save_before
+        self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
+
+    @property
+    def inside(self) -> bool:
+        return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+    def describe(self, plan: Plan) -> str:
+        """The script for sbatch. Raises WordsError for words that cannot stand in it."""
+        problems = [*self._wrong(plan)]
+        if problems:
+            raise WordsError(*problems)
+        script = SCRIPT.format(
+            folder=shlex.quote(str(Path.cwd())),
+            setup="".join(f"{line}\n" for line in self._setup),
+            command=shlex.join([sys.executable, "-m", "dtrain", "run", plan.out]),
+            wait=PREEMPTED_SECONDS,
+        )
+        return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options(plan)), script])
+
+    def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
+        self.log(plan.out, "").parent.mkdir(parents=True, exist_ok=True)
+        answer = _ask("sbatch", "--parsable", script=self.describe(plan), environment=environment)
+        return answer.partition(";")[0].strip()
+
+    def jobs(self, out: str) -> Collection[str]:
+        return _ask("squeue", "--me", "--noheader", f"--name={_name(out)}", "--format=%A").split()
+
+    def cancel(self, job: str, *, save: bool) -> None:
+        if save:
+            _ask("scancel", "--state=PENDING", job)
+            _ask("scancel", "--batch", "--signal=USR2", job)
+        else:
+            _ask("scancel", job)
+
+    def log(self, out: str, job: str) -> Path:
+        folder = Path(out, "logs") if store.is_local(out) else Path()
+        return folder.absolute() / f"slurm-{job}.log"
+
+    def launch(self, plan: Plan) -> Result:
+        """Serve the run on this node of the job."""
+        hosts = _ask("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+        if len(hosts) < plan.nodes:
+            raise PreflightError(
+                f"nodes={plan.nodes}, but this allocation of Slurm has {len(hosts)}. Type nodes={len(hosts)}, or run "
+                "the command outside of it, where it submits a job."
+            )
+        steps = Steps(hosts, plan.devices * plan.threads)
+        here = self._serving["address"] or network.outward(hosts[-1])
+        return attached.launch(plan, engine=steps, **{**self._serving, "address": here})
+
+    def _options(self, plan: Plan) -> Iterator[str]:
+        asked = [match[1] for line in self._more if (match := LINE.fullmatch(line))]
+        ours: dict[str, Any] = {
+            "--job-name": _name(plan.out), "--nodes": plan.nodes, "--ntasks-per-node": 1,
+            "--cpus-per-task": plan.devices * plan.threads, "--output": f'"{self.log(plan.out, "%j")}"',
+            "--open-mode": "append", "--export": "ALL", "--signal": f"B:USR1@{self._save_before}",
+        }  # fmt: skip
+        if plan.device == "cuda":
+            ours["--gpus-per-node"] = plan.devices
+        for option, value in ours.items():
+            if not any(each.startswith((option, *SAME.get(option, ()))) for each in asked):
+                yield f"{option}={value}"
+        yield "--requeue"
+        yield from (f"--{name}={value}" for name, value in self._asked.items() if value is not None)
+        yield from (line.removeprefix("#SBATCH").strip() for line in self._more)
+
+    def _wrong(self, plan: Plan) -> Iterator[str]:
+        for name, value in self._asked.items():
+            if value is not None and not VALUE.fullmatch(value):
+                yield f"launcher.{name}={cut(value)!r}: sbatch takes one word without quotes."
+        for line in self._more:
+            if not LINE.fullmatch(line):
+                yield f"launcher.more: {cut(line)!r} is no option of sbatch. Type --<name>=<value>, without quotes."
+        if any(masked(line) != line for line in (*self._more, *self._setup)):
+            yield (
+                "launcher.more or launcher.setup holds a secret, and stands in a script that others can read. Set it "
+                "in the environment of this command, which the job has too."
+            )
+        for name, text in (("out", plan.out), ("the working folder", str(Path.cwd()))):
+            if re.search(r"[\n\r\"\\%]", text):
+                yield f"{name} is {cut(text)!r}: sbatch takes no path with a quote, a backslash, % or a new line."
+
+
+class Steps:
+    """The nodes of a job, as an engine: srun starts an agent on each."""
+
+    def __init__(self, hosts: Sequence[str], cores: int) -> None:
+        self._hosts, self._cores, self._children = hosts, cores, Children()
+
+    def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
+        for node in nodes:
+            where = [f"--nodelist={self._hosts[node]}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={self._cores}"]
+            srun = ["srun", *where, "--overlap", "--input=none", "--export=ALL", *command]
+            self._children.start([node], srun, environment)
+
+    def alive(self) -> Collection[int]:
+        return self._children.alive()
+
+    def stop(self) -> None:
+        self._children.stop()
+
+
+def _name(out: str) -> str:
+    """The name of the job of a run: one for each `out`."""
+    where = str(Path(out).absolute()) if store.is_local(out) else out
+    last = re.sub(r"[^\w.-]", "", where.rstrip("/").rpartition("/")[2])[:30]
+    return f"dtrain-{last}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
+
+
+def _ask(*command: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm prints. Raises PreflightError with its sentence."""
+    name = command[0]
+    try:
+        answer = subprocess.run(
+            command, input=script, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
+            errors="replace", timeout=ANSWER_SECONDS, check=True,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise PreflightError(f"launcher=slurm: {name} is not here. Type the words on a host of the cluster.") from error
+    except subprocess.TimeoutExpired as error:
+        raise PreflightError(f"launcher=slurm: {name} did not answer within {ANSWER_SECONDS:g} s.") from error
+    except subprocess.CalledProcessError as error:
+        reasons = [line.partition("error: ")[2] or line for line in error.stderr.splitlines() if line.strip()]
+        raise PreflightError(f"launcher=slurm: {name}: {cut('; '.join(reasons))}.") from error
+    return answer.stdout

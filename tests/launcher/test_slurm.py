@@ -1,0 +1,160 @@
+"""Runs as jobs of a real Slurm of two nodes: the losses of local ranks, and no step lost to preemption or time limits."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import commands
+import pytest
+from commands import COMMAND, Forked
+from slurm import slurm
+
+SMALL = (
+    "model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "nodes=2", "devices=2", "hook=[]",
+    "logger=[]", "checkpoint.every=50", "launcher=slurm", "launcher.save_before=0",
+)  # fmt: skip
+LONG = (*SMALL, "steps=1000000", "checkpoint.every=100000")
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm(tmp_path_factory.mktemp("slurm")) as variables:
+        yield {**os.environ, **variables, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    return folder
+
+
+def asked(queue: dict[str, str], *command: str) -> str:
+    return subprocess.run(command, env=queue, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def rows(out: Path) -> list[dict[str, float]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()[:-1]] if path.exists() else []
+
+
+def job_of(out: Path) -> str:
+    return str(json.loads((out / "engine.json").read_text())["job"])
+
+
+def started(out: Path) -> list[int]:
+    """The steps at which the run has started."""
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [event["step"] for event in events if event["event"] == "started"]
+
+
+@pytest.mark.campaign("network")
+def test_two_nodes_have_the_losses_of_local_ones(queue: dict[str, str], place: Path) -> None:
+    for launcher, out in (("launcher=slurm", "far"), ("launcher=local", "near")):
+        words = [word for word in SMALL if not word.startswith("launcher")]
+        done = commands.run(*words, launcher, "steps=6", f"out={out}", cwd=place, env=queue)
+        assert done.returncode == 0, done.stderr
+    far, near = (
+        [json.loads(line)["loss"] for line in (place / out / "metrics.jsonl").read_text().splitlines()]
+        for out in ("far", "near")
+    )
+    assert far == near and len(far) == 6
+    again = commands.run(*SMALL, "steps=6", "out=far", cwd=place, env=queue)
+    assert again.returncode == 0 and "already finished" in again.stdout
+
+
+@pytest.mark.campaign("network")
+def test_the_first_traceback_of_a_rank_reaches_the_terminal(queue: dict[str, str], place: Path) -> None:
+    env = {**queue, "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"}
+    wrong = ["trust=[launching]", "model._target_=launching.Raises", "model.rank=3"]
+    done = commands.run(*SMALL, *wrong, "steps=6", "out=a", cwd=place, env=env)
+    assert done.returncode == 1, done.stderr
+    assert "ValueError: planned" in done.stdout + done.stderr and "rank 3" in done.stdout + done.stderr
+
+
+@pytest.mark.campaign("signals")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_and_ends_the_job(queue: dict[str, str], place: Path, times: int) -> None:
+    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(rows(place / "a")) > 10)
+    for _ in range(times):
+        os.kill(command.pid, signal.SIGINT)
+        time.sleep(0.1)
+    assert command.wait(120) == 130
+    assert not asked(queue, "squeue", "--noheader").split()
+    assert times == 2 or list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("kills")
+def test_a_killed_command_leaves_a_job_that_the_same_words_follow_and_stop_ends(
+    queue: dict[str, str], place: Path
+) -> None:
+    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(rows(place / "a")) > 10)
+    command.kill()
+    command.wait(60)
+    other = commands.run(*LONG, "optim.lr=1", "out=a", cwd=place, env=queue)
+    assert other.returncode == 3 and f"belongs to job {job_of(place / 'a')}" in other.stderr
+    again = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    done = commands.run("stop", "a", cwd=place, env=queue)
+    assert done.returncode == 0, done.stderr
+    assert again.wait(60) == 75
+    assert not asked(queue, "squeue", "--noheader").split()
+    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("signals")
+def test_a_job_that_is_preempted_comes_back_and_loses_no_step(queue: dict[str, str], place: Path) -> None:
+    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    for number in range(1, 4):
+        before = len(rows(place / "a"))
+        wait_until(lambda before=before: len(rows(place / "a")) > before + 10)  # type: ignore[misc]
+        asked(queue, "sbatch", "--partition=hi", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1")
+        job = job_of(place / "a")
+        wait_until(lambda job=job: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))  # type: ignore[misc]
+        asked(queue, "scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_until(lambda number=number: len(started(place / "a")) > number)  # type: ignore[misc]
+    wait_until(lambda: len(rows(place / "a")) > started(place / "a")[-1] + 10)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait(120) == 130
+    steps = [row["step"] for row in rows(place / "a")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(started(place / "a")) == 4 and sorted(set(started(place / "a"))) == started(place / "a")
+
+
+@pytest.mark.campaign("signals")
+def test_scancel_ends_a_job_for_good_and_its_state_is_saved(queue: dict[str, str], place: Path) -> None:
+    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(rows(place / "a")) > 10)
+    asked(queue, "scancel", job_of(place / "a"))
+    assert command.wait(120) == 75
+    assert not asked(queue, "squeue", "--noheader").split()
+    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("kills")
+def test_a_killed_agent_is_started_again(queue: dict[str, str], place: Path) -> None:
+    words = [*SMALL, "steps=2000", "checkpoint.every=20", "out=a"]
+    command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    wait_until(lambda: any((place / "a" / "checkpoints").rglob("COMMIT.json")))
+    steps = [pid for pid in _named("srun") if str(place) in Path(f"/proc/{pid}/environ").read_text()]
+    assert len(steps) >= 2
+    os.kill(steps[-1], signal.SIGKILL)
+    assert command.wait(200) == 0
+    assert len(started(place / "a")) > 1
+
+
+def _named(name: str) -> list[int]:
+    names = {path.parent.name: path.read_text() for path in Path("/proc").glob("[0-9]*/comm")}
+    return sorted(int(pid) for pid, comm in names.items() if comm == f"{name}\n")

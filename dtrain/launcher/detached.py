@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.build import build
-from dtrain.checkpoint import commit
 from dtrain.config.environment import HANDED, SECRET
 from dtrain.errors import PreflightError, RankError, StoreError, WordsError
 from dtrain.launcher import Detached
@@ -27,7 +26,7 @@ from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import screen
-from dtrain.storage import options, store
+from dtrain.storage import attempts, options, store
 
 LOOK_SECONDS = (1.0, 10.0)
 """Shortest and longest time between two questions to the scheduler, which become rarer as the job grows older."""
@@ -86,8 +85,8 @@ def note_job(out: str, launcher: Mapping[str, Any], job: str) -> None:
 def note_start(out: str) -> None:
     """Record a start of the job. Raises RankError at the third without a new step: the next would be no better."""
     noted = _contents(out, ENGINE)
-    newest = commit.first(commit.candidates(out))[0]
-    starts = [*noted.get("starts", ()), newest[1]["step"] if newest else 0]
+    saved = [attempt.step for attempt in attempts.listed(out) if attempt.is_committed]
+    starts = [*noted.get("starts", ()), max(saved, default=0)]
     _note(out, {**noted, "starts": starts})
     if len(starts) > 2 and len(set(starts[-3:])) == 1:
         raise RankError(
@@ -148,7 +147,7 @@ def _is_queued(launcher: Detached, out: str, job: str) -> bool:
 
 
 class _Log:
-    """What a file gets while it is followed."""
+    """Shows the lines that a file gets."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._shown = path, path.stat().st_size if path.exists() else 0

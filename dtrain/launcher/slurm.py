@@ -176,7 +176,7 @@ def _name(out: str) -> str:
 
 
 def _ask(*command: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm prints. Raises PreflightError with its sentence."""
+    """The output of a command of Slurm. Raises PreflightError with its own sentence."""
     name = command[0]
     try:
         answer = subprocess.run(

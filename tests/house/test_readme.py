@@ -115,6 +115,7 @@ HELD = {
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=slurm": "tests/launcher/test_slurm.py, with other words",
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
         "_target_": "the same",

@@ -21,9 +21,17 @@ LONG = (*SMALL, "steps=1000000", "checkpoint.every=100000")
 
 
 @pytest.fixture(scope="module")
-def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with slurm(tmp_path_factory.mktemp("slurm")) as variables:
         yield {**os.environ, **variables, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+
+@pytest.fixture
+def queue(cluster: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The variables of a command that sees an empty queue."""
+    yield cluster
+    asked(cluster, "scancel", "--user=root")
+    wait_until(lambda: not asked(cluster, "squeue", "--noheader"))
 
 
 @pytest.fixture
@@ -120,7 +128,7 @@ def test_a_job_that_is_preempted_comes_back_and_loses_no_step(queue: dict[str, s
     for number in range(1, 4):
         before = len(rows(place / "a"))
         wait_until(lambda before=before: len(rows(place / "a")) > before + 10)  # type: ignore[misc]
-        asked(queue, "sbatch", "--partition=hi", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1")
+        asked(queue, "sbatch", "--partition=hi", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
         job = job_of(place / "a")
         wait_until(lambda job=job: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))  # type: ignore[misc]
         asked(queue, "scontrol", "update", f"JobId={job}", "StartTime=now")

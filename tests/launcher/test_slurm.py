@@ -1,5 +1,6 @@
 """Runs as jobs of a real Slurm of two nodes: the losses of local ranks, and no step lost to preemption or time limits."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ import commands
 import pytest
 from commands import COMMAND, Forked
 from slurm import slurm
+
+from dtrain.launcher import process
 
 SMALL = (
     "model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "nodes=2", "devices=2", "hook=[]",
@@ -65,6 +68,17 @@ def started(out: Path) -> list[int]:
     """The steps at which the run has started."""
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     return [event["step"] for event in events if event["event"] == "started"]
+
+
+def agents(place: Path) -> list[int]:
+    """The processes of agents in a folder, without the srun that started them."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (entry / "cmdline").read_bytes()
+            if b"local.agent" in line and b"srun" not in line and (entry / "cwd").readlink() == place:
+                pids.append(int(entry.name))
+    return [pid for pid in pids if process.parent_of(pid) not in pids]  # ranks are forks of theirs
 
 
 @pytest.mark.campaign("network")
@@ -156,13 +170,24 @@ def test_a_killed_agent_is_started_again(queue: dict[str, str], place: Path) -> 
     words = [*SMALL, "steps=2000", "checkpoint.every=20", "out=a"]
     command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
     wait_until(lambda: any((place / "a" / "checkpoints").rglob("COMMIT.json")))
-    steps = [pid for pid in _named("srun") if str(place) in Path(f"/proc/{pid}/environ").read_text()]
-    assert len(steps) >= 2
-    os.kill(steps[-1], signal.SIGKILL)
+    pids = agents(place)
+    assert len(pids) == 2
+    os.kill(pids[-1], signal.SIGKILL)
     assert command.wait(200) == 0
     assert len(started(place / "a")) > 1
 
 
-def _named(name: str) -> list[int]:
-    names = {path.parent.name: path.read_text() for path in Path("/proc").glob("[0-9]*/comm")}
-    return sorted(int(pid) for pid, comm in names.items() if comm == f"{name}\n")
+@pytest.mark.campaign("signals")
+def test_a_job_that_its_time_limit_cuts_goes_on_in_another(queue: dict[str, str], place: Path) -> None:
+    words = [*LONG, "launcher.time=2", "launcher.save_before=30", "out=a"]
+    command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
+    wait_until(lambda: rows(place / "a"))
+    job = job_of(place / "a")
+    wait_until(lambda: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))
+    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+    asked(queue, "scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: len(started(place / "a")) > 1)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait(120) == 130
+    steps = [row["step"] for row in rows(place / "a")]
+    assert steps == list(range(1, len(steps) + 1)) and started(place / "a")[-1] > 0

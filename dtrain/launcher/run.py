@@ -68,6 +68,7 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
 
 def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
     """Follow the run's job; if it has none, write what describes the run, and submit one. The job takes the lease."""
+    launcher.describe(plan)  # it refuses words that no script can hold
     with store.anchored():
         jobs = launcher.jobs(plan.out)
         if jobs:

@@ -9,7 +9,7 @@ import pytest
 from killing import leavings
 from launching import WORDS, plan_of, steps_of
 
-from dtrain.errors import PreflightError, StoreError
+from dtrain.errors import PreflightError, RankError, StoreError
 from dtrain.launcher import detached
 from dtrain.planned import Plan
 
@@ -77,3 +77,15 @@ def test_a_plan_that_was_changed_is_not_run(plan: Plan, monkeypatch: pytest.Monk
     monkeypatch.delenv("DTRAIN_SECRET")
     with pytest.raises(PreflightError, match=r"type dtrain recipe=.*/config.yaml out="):
         detached.read(plan.out)
+
+
+def test_a_third_start_at_the_same_step_is_the_last(plan: Plan) -> None:
+    detached.note_start(plan.out)
+    detached.note_start(plan.out)
+    with pytest.raises(RankError, match="the last two starts of this job ended at step 0, where they began"):
+        detached.note_start(plan.out)
+    folder = Path(plan.out, "checkpoints", "step-00000007", "00000002-20260101T000000-0123abcd-0001")
+    folder.mkdir(parents=True)
+    (folder / "COMMIT.json").write_text("{}")
+    detached.note_start(plan.out)
+    assert json.loads(Path(plan.out, "engine.json").read_text())["starts"] == [0, 0, 0, 7]

@@ -97,6 +97,44 @@ def test_two_nodes_have_the_losses_of_local_ones(queue: dict[str, str], place: P
 
 
 @pytest.mark.campaign("network")
+def test_in_an_allocation_its_nodes_are_used(queue: dict[str, str], place: Path) -> None:
+    command = ["salloc", "--nodes=2", "--cpus-per-task=2", *COMMAND, *SMALL, "steps=6", "out=a"]
+    done = subprocess.run(command, cwd=place, env=queue, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert len((place / "a" / "metrics.jsonl").read_text().splitlines()) == 6
+    assert not (place / "a" / "submitted.json").exists()
+    fewer = [word.replace("--nodes=2", "--nodes=1").replace("out=a", "out=b") for word in command]
+    done = subprocess.run(fewer, cwd=place, env=queue, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 3 and "nodes=2, but this allocation of Slurm has 1. Type nodes=1" in done.stderr
+
+
+@pytest.mark.campaign("network")
+def test_what_the_scheduler_refuses_is_told_in_its_words(queue: dict[str, str], place: Path) -> None:
+    done = commands.run(*SMALL, "steps=6", "launcher.partition=nowhere", "out=a", cwd=place, env=queue)
+    assert done.returncode == 3, done.stderr
+    assert "invalid partition specified: nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("launcher.partition='a b'", "launcher.partition='a b': sbatch takes one word without quotes"),
+        ("launcher.partition='$(touch x)'", "sbatch takes one word without quotes"),
+        ("launcher.more=['--wrap=touch x']", "launcher.more: '--wrap=touch x' is no option of sbatch"),
+        ("launcher.more=[touch]", "launcher.more: 'touch' is no option of sbatch"),
+        ("launcher.setup=['export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345']", "holds a secret"),
+        ("out='a\nb'", "sbatch takes no path"),
+    ],
+)
+def test_what_could_not_stand_in_a_script_is_refused_before_anything_is_written(
+    word: str, sentence: str, tmp_path: Path
+) -> None:
+    done = commands.run(*SMALL, "steps=6", "out=a", word, cwd=tmp_path)
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.campaign("network")
 def test_the_first_traceback_of_a_rank_reaches_the_terminal(queue: dict[str, str], place: Path) -> None:
     env = {**queue, "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"}
     wrong = ["trust=[launching]", "model._target_=launching.Raises", "model.rank=3"]

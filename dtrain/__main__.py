@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ[environment.BEGAN] = str(time.monotonic())  # what time_limit counts from
     gc.freeze()  # what was there before need not be walked, again and again, by the collector of this command
-    allocation.adopt(os.environ)
     if argv is None:
         screen.outlive_readers()
         secrets.guard(screen.visible)
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
             return _do(list(sys.argv[1:] if argv is None else argv))
     except DtrainError as error:
-        if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
+        if isinstance(error, WordsError) and not allocation.speaks(os.environ):
             time.sleep(
                 5
             )  # so that rank 0, which reports the same mistake, is not killed before by the end of this rank
@@ -112,9 +111,9 @@ def _do(words: list[str]) -> int:
     if verb not in OF_SEVERAL:
         from dtrain.compose import said_again
 
-        for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
+        for sentence in said_again(words) if allocation.speaks(os.environ) else ():
             screen.complain(screen.on_one_line(sentence), begin="note: ")
-    if verb in COMPOSE and os.environ.get("RANK", "0") == "0":
+    if verb in COMPOSE and allocation.speaks(os.environ):
         from dtrain.compose.here import look
 
         if note := look().note:

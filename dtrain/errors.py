@@ -2,6 +2,7 @@
 
     DtrainError            1   training failed
     ├── WordsError         2   the words are wrong; lists every problem, not only the first
+    ├── EnvironError       2   the variables by which another launcher started this process contradict each other
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
         └── StoreError     3   one storage operation on one URL failed
             ├── LeaseError 3   another run writes under the same `out`
@@ -47,6 +48,14 @@ class WordsError(DtrainError):
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(masked, problems))
         super().__init__("\n".join(problems))
+
+
+class EnvironError(DtrainError):
+    """The variables of the launcher that started this process are no place among its processes, or two launchers set
+    variables that disagree. The message names them.
+    """
+
+    exit_code = 2
 
 
 class PreflightError(DtrainError):

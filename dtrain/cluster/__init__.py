@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from dtrain.cluster.allocation import External, external
+from dtrain.cluster.allocation import External, external, read
 
 FILES = Path("/dev")
 WSL = "dxg"
@@ -37,6 +37,8 @@ class Cluster:
     """The lowest compute capability of the GPUs (https://developer.nvidia.com/cuda-gpus); 0: not known."""
     threads: int | None = None
     """OMP_NUM_THREADS, if it is a number of threads."""
+    devices: int | None = None
+    """Ranks per node that the launcher of the nodes asks for."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,19 @@ class Machine:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
-    """Detect the cluster from this process. Raises PreflightError if the variables of ranks make no sense."""
+    """Detect the cluster from this process. Raises EnvironError if the variables of other launchers contradict."""
+    outer, place = external(environ), read(environ)
     gpus = visible_gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks, threads = external(environ), environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     wanted = int(threads) if re.fullmatch("0*[1-9][0-9]{0,3}", threads) else None
+    devices = place.devices if place else None
     if not gpus:
-        return Cluster(0, cpus, ranks, _memory(), threads=wanted)
+        return Cluster(0, cpus, outer, _memory(), threads=wanted, devices=devices)
     # each rank may see its own GPU only, as under srun --gpus-per-task=1
-    count = ranks.local_world if ranks and len(gpus) == 1 else len(gpus)
-    return Cluster(
-        count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus), wanted
-    )
+    count = outer.local_world if outer and outer.local_world and len(gpus) == 1 else len(gpus)
+    memory, capability = min(gpu.memory for gpu in gpus), min(gpu.capability for gpu in gpus)
+    return Cluster(count, cpus, outer, memory, gpus[0].name, capability, wanted, devices)
 
 
 @dataclass(frozen=True)

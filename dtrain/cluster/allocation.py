@@ -1,157 +1,214 @@
-"""Ranks that another launcher started. The variables of srun and mpirun are translated to those of torchrun, which
-torch and dtrain read.
-"""
+"""The place of this process among those that another launcher started, by the table of environments."""
 
+import hashlib
 import re
-import zlib
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 
-from dtrain.cluster.network import PORTS
-from dtrain.errors import PreflightError
+from dtrain.cluster.environments import TABLE, Kind, Row
+from dtrain.errors import EnvironError
 
 NUMBER = re.compile(r"[0-9]{1,9}")
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
+PORT = 29500
+"""Where the nodes of a platform that gives an address without a port meet."""
 SET_OR_UNSET = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
+OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of ranks that a process which is no rank removes."""
 
 
 @dataclass(frozen=True)
 class External:
-    """This process is one of `world` ranks (`local_world` on this host) started by torchrun, or by any launcher that
-    sets RANK and WORLD_SIZE. `one_store`: all attempts share a rendezvous store.
+    """This process is one of `world` ranks (`local_world` on each node; 0: not known), or the process of one of `world`
+    nodes (0: as many as the word `nodes` says). `one_store`: all attempts share torchrun's rendezvous store.
     """
 
     rank: int
     world: int
     local_world: int
     one_store: bool = False
+    kind: Kind = "ranks"
+    local_rank: int | None = field(default=None, compare=False)
+    address: str = field(default="", compare=False)
+    """Of the first rank or node; empty if they meet by a file under `out`."""
+    port: int = field(default=0, compare=False)
+    job: str = field(default="", compare=False)
+    """Identifies this start of the job, as far as the launcher does; empty if it does not."""
+    devices: int | None = field(default=None, compare=False)
+    """Ranks per node that a launcher of nodes asks for."""
+    least: int = field(default=0, compare=False)
+    """The fewest nodes with which the run may go on; 0: all."""
+    row: Row = field(default=TABLE[0], compare=False)
 
+    @property
+    def variables(self) -> str:
+        return " and ".join(filter(None, (self.row.rank, self.row.world)))
 
-@dataclass(frozen=True)
-class Starter:
-    """Names of the variables by which a launcher gives a process its rank; `job` identifies the job."""
-
-    rank: str
-    world: str
-    local_rank: str
-    local_world: str
-    job: str = ""
-    hosts: str = ""
-
-    def missing(self, environ: Mapping[str, str]) -> list[str]:
-        """Variables that are needed to know the rank, but are not set."""
-        return [name for name in (self.rank, self.world, self.local_rank, self.local_world) if not environ.get(name)]
-
-
-STARTERS = (
-    Starter(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "PMIX_NAMESPACE",
-    ),
-    Starter("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
-    Starter(
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_NODELIST",
-    ),
-)
-"""The order matters: inside a Slurm allocation, mpirun starts its daemons by srun. The batch script itself is not a
-step, so not a rank.
-"""
-
-
-def adopt(environ: MutableMapping[str, str]) -> None:
-    """Set RANK, WORLD_SIZE and, if known, the host of rank 0, for processes that mpirun or srun started."""
-    starter = next((one for one in STARTERS if not one.missing(environ)), None)
-    if {"RANK", "WORLD_SIZE"} & environ.keys() or starter is None or environ[starter.world] == "1":
-        return
-    # Slurm lists the ranks of each node: 4(x2),3
-    counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ[starter.local_world])
-    each = [count for count, times in counts for _ in range(int(times or 1))]
-    node = environ.get("SLURM_NODEID", "0") if starter.hosts else "0"
-    known = NUMBER.fullmatch(node) and int(node) < len(each)
-    mine = each[int(node)] if known else environ[starter.local_world]  # which `external` then refuses
-    environ.update(
-        RANK=environ[starter.rank],
-        WORLD_SIZE=environ[starter.world],
-        LOCAL_RANK=environ[starter.local_rank],
-        LOCAL_WORLD_SIZE=mine,
-    )
-    host = "127.0.0.1" if mine == environ["WORLD_SIZE"] else _first(environ.get(starter.hosts, ""))
-    if host:
-        environ.setdefault("MASTER_ADDR", host)
-        environ.setdefault("MASTER_PORT", str(PORTS[zlib.crc32(environ.get(starter.job, "").encode()) % len(PORTS)]))
-
-
-def _refuse_missing_rank(environ: Mapping[str, str]) -> None:
-    """Raises PreflightError if the launcher started several processes without giving them ranks: each would train a run
-    of its own.
-    """
-    starter = next(
-        (one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None
-    )
-    if starter and all(one.missing(environ) for one in STARTERS):
-        missing = " nor ".join(starter.missing(environ))
-        raise PreflightError(
-            f"{starter.world}={environ[starter.world]} says that this is one of several ranks, but its launcher set no "
-            f"{missing}. {SET_OR_UNSET}."
-        )
-
-
-def _first(hosts: str) -> str:
-    """The first host of a Slurm host list, such as gpu03-ib of gpu[03-05,9]-ib,b."""
-    return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"([^,[]|\[[^]]*\])*", hosts)[0])  # type: ignore[index]
+    @property
+    def nodes(self) -> int:
+        return self.world // (self.local_world or self.world or 1) if self.kind == "ranks" else self.world
 
 
 def external(environ: Mapping[str, str]) -> External | None:
-    """The rank in the environment; None for a single process. Raises PreflightError if the variables contradict."""
-    rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
-    if (rank is None and world in (None, "1")) or (world is None and rank == "0"):
-        _refuse_missing_rank(environ)
-        return None
-    local = environ.get("LOCAL_WORLD_SIZE", world)
-    values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
-    values |= {name: environ[name] for name in ("LOCAL_RANK", "GROUP_RANK") if name in environ}
-    if problem := _contradiction(values):
-        raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}. {SET_OR_UNSET}.")
-    if int(world or 0) > 1 and (problem := _no_address(environ)):
-        raise PreflightError(
-            f"the environment has RANK or WORLD_SIZE, but {problem}, so the {world} ranks cannot meet. Set both to the "
-            "host of rank 0 and a free port there (mpirun -x MASTER_ADDR=<host>)."
+    """The place that the environment gives this process; None if it is a single one. Raises EnvironError if the
+    variables contradict each other.
+    """
+    place = read(environ)
+    return place if place and (place.world != 1 or (place.kind == "ranks" and place.row.rank == "RANK")) else None
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this process reports what all ranks find alike: each node has an output of its own, ranks share one."""
+    try:
+        place = read(environ)
+    except EnvironError:
+        return True
+    return not place or place.kind == "nodes" or place.rank == 0
+
+
+def adopt(environ: MutableMapping[str, str], place: External, *, local_world: int) -> None:
+    """Set the variables of a rank as torchrun does, which torch and dtrain read."""
+    local = place.rank % local_world if place.local_rank is None else place.local_rank
+    environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world))
+    environ.update(LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(local_world))
+
+
+def read(environ: Mapping[str, str]) -> External | None:
+    """As `external`, also of a single process that a launcher of several started."""
+    places, incomplete, used = list[External](), list[str](), set[str]()
+    for row in TABLE:
+        if not row.applies(environ) or row.rank in used:
+            continue
+        values = {**environ, **row.parse(environ)}
+        if not {row.rank, row.world} & values.keys():
+            continue
+        used.add(row.rank)
+        problem = next(_incomplete(row, values), "")
+        if problem:
+            incomplete.append(problem)
+        else:
+            places.append(_place(row, values))
+    places.sort(key=lambda place: (place.kind == "nodes", place.row.alone and not environ.get(place.row.local_world)))
+    if not places and incomplete:
+        raise EnvironError(f"{incomplete[0]}. {SET_OR_UNSET}.")
+    for other in places[1:]:
+        if other.row.world and (problem := _conflict(places[0], other, environ)):
+            raise EnvironError(problem)
+    return places[0] if places else None
+
+
+def _incomplete(row: Row, values: Mapping[str, str]) -> Iterator[str]:
+    """Why the variables of a row give no place, though some are set. Leftovers that mean a single process give none."""
+    rank, world = values.get(row.rank), values.get(row.world)
+    if row.rank == "RANK" and (rank, world) in ((None, "1"), ("0", None)):
+        yield ""
+    elif not rank and row.world:
+        yield f"the environment has {row.world}, but {row.rank} is not set"
+    elif not world and row.world:
+        yield f"the environment has {row.rank}, but {row.world} is not set"
+    elif row.local_world and not row.alone and world != "1":
+        missing = " nor ".join(name for name in (row.local_rank, row.local_world) if not values.get(name))
+        if missing:
+            yield (f"{row.world}={world} says that this is one of several ranks, but its launcher set no {missing}")
+
+
+def _place(row: Row, values: Mapping[str, str]) -> External:
+    """The place of a row whose variables are set. Raises EnvironError if they contradict each other."""
+    numbers = dict[str, int]()
+    for name in (row.rank, row.world, row.local_rank, row.local_world, row.node, row.nodes, row.least, row.devices):
+        if name and name in values and not (name == row.devices and not values[name]):
+            if not NUMBER.fullmatch(values[name]):
+                wrong = "a number" if values[name] else "set"
+                raise EnvironError(f"{_shown(name, values)} is not {wrong}. {SET_OR_UNSET}.")
+            numbers[name] = int(values[name])
+    rank, world = numbers[row.rank], numbers.get(row.world, 0)
+    if row.world and rank >= world:
+        what = "ranks" if row.kind == "ranks" else "nodes"
+        raise EnvironError(
+            f"{_shown(row.rank, values)} is not one of {_shown(row.world, values)} {what}, which count from 0. "
+            f"{SET_OR_UNSET}."
         )
-    one_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return External(int(rank or 0), int(world or 0), int(local or 0), one_store)
+    local, local_rank = _local(row, numbers, values) if row.kind == "ranks" else 0, numbers.get(row.local_rank)
+    address, port = _address(row, values, needed=world > 1)
+    job = [f"{name}={values[name]}" for name in row.job if values.get(name)]
+    return External(
+        rank, world, local, values.get("TORCHELASTIC_USE_AGENT_STORE") == "True", row.kind,
+        local_rank=local_rank, address=address, port=port, devices=numbers.get(row.devices), row=row,
+        job=hashlib.sha256(" ".join(job).encode()).hexdigest()[:16] if job else "", least=numbers.get(row.least, 0),
+    )  # fmt: skip
 
 
-def _contradiction(values: Mapping[str, str | None]) -> str:
-    """The first problem of the numbers of ranks; empty if there is none."""
-    for name, value in values.items():
-        if not value:
-            return f"{name} is not set"
-        if not NUMBER.fullmatch(value):
-            return f"{name}={value} is not a number"
-    rank, world, local, local_rank = (int(values.get(name) or 0) for name in RANKS)
-    if rank >= world:
-        return f"RANK={values['RANK']} is not one of WORLD_SIZE={values['WORLD_SIZE']} ranks, which count from 0"
-    of_node = f"LOCAL_WORLD_SIZE={values['LOCAL_WORLD_SIZE']}"
+def _local(row: Row, numbers: Mapping[str, int], values: Mapping[str, str]) -> int:
+    """The ranks of each node; 0 if the first node of a launcher does not know."""
+    rank, world, node = numbers[row.rank], numbers[row.world], numbers.get(row.node, 0)
+    local_rank, local = numbers.get(row.local_rank, 0), numbers.get(row.local_world, world)
+    ranks = _shown(row.local_world or row.node, values)
+    if not row.local_world and row.local_rank not in numbers:
+        return 0
+    if not row.local_world:  # as many as are before this node, on each of those
+        local = (rank - local_rank) // node if node and not (rank - local_rank) % node else 0
+        if (node and (local <= local_rank or world % local)) or (local_rank != rank and not node):
+            raise EnvironError(
+                f"{_shown(row.rank, values)} and {_shown(row.local_rank, values)} of {_shown(row.world, values)} "
+                f"contradict {ranks}: nodes have the same number of ranks. {SET_OR_UNSET}."
+            )
+        return local
     if not local or world % local:
-        return f"WORLD_SIZE={values['WORLD_SIZE']} is not a multiple of {of_node}, the ranks of each node"
+        raise EnvironError(
+            f"{_shown(row.world, values)} is not a multiple of {ranks}, the ranks of each node. Give each node the "
+            "same number."
+        )
     if local_rank >= local:
-        return f"LOCAL_RANK={values['LOCAL_RANK']} is not one of {of_node} ranks of a node, which count from 0"
-    return ""
+        raise EnvironError(
+            f"{_shown(row.local_rank, values)} is not one of {ranks} ranks of a node, which count from 0. "
+            f"{SET_OR_UNSET}."
+        )
+    nodes = numbers.get(row.nodes, world // local)
+    if nodes * local != world:
+        raise EnvironError(
+            f"{_shown(row.world, values)} is not {_shown(row.nodes, values)} x {ranks}, the nodes and the ranks of "
+            "each. Give each node the same number."
+        )
+    return local
 
 
-def _no_address(environ: Mapping[str, str]) -> str:
-    """The problem of the address of rank 0; empty if there is none."""
-    port = environ.get("MASTER_PORT", "")
-    if not environ.get("MASTER_ADDR"):
-        return "MASTER_ADDR is not set"
+def _address(row: Row, values: Mapping[str, str], *, needed: bool) -> tuple[str, int]:
+    """Where the first rank or node is met, if the environment says so."""
+    names = [row.address, row.port] if values.get(row.address) else ["MASTER_ADDR", "MASTER_PORT"]
+    host, port = (values.get(name, "") for name in names)
+    if not host or not needed:
+        return "", 0
+    if row.kind == "nodes" and not port:
+        return host, PORT
     if not port:
-        return "MASTER_PORT is not set"
-    return "" if NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16 else f"MASTER_PORT={port} is not a port"
+        raise EnvironError(f"the environment has MASTER_ADDR={host[:80]}, but MASTER_PORT is not set. {SET_OR_UNSET}.")
+    if not NUMBER.fullmatch(port) or not 0 < int(port) < 1 << 16:
+        raise EnvironError(f"{names[1]}={port[:40]} is not a port. {SET_OR_UNSET}.")
+    return host, int(port)
+
+
+def _conflict(inner: External, outer: External, environ: Mapping[str, str]) -> str:
+    """Why two environments that are both set cannot be those of one run; empty if they agree, or `outer` started the
+    launcher of `inner` once on each node.
+    """
+    restarted = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # with fewer nodes, perhaps
+    elastic = inner.row.name == "torchrun"
+    if outer.world == 1 or (elastic and (restarted or inner.nodes > 1)):
+        return ""
+    same = {inner.world, inner.world * (inner.devices or 1)} if inner.kind == "nodes" else {inner.world}
+    if outer.world in same and not elastic:
+        if inner.rank == outer.rank:
+            return ""
+        names = inner.row.rank, outer.row.rank
+    elif inner.kind == "ranks" and outer.row.rank != "RANK" and outer.world <= inner.nodes:
+        return ""
+    else:
+        names = inner.row.world, outer.row.world
+    first, second = (_shown(name, environ) for name in names)
+    return (
+        f"{first} ({inner.row.name}) and {second} ({outer.row.name}) disagree: each says another place of this "
+        "process. Start it by one of them alone, or unset the variables of the other."
+    )
+
+
+def _shown(name: str, values: Mapping[str, str]) -> str:
+    return f"{name}={values[name][:80]}" if values.get(name) else name

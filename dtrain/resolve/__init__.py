@@ -98,6 +98,7 @@ def resolve(config: Config, cluster: Cluster) -> Plan:
 
 def _resolve(config: Config, cluster: Cluster) -> Plan:
     config, cluster = own.stated(config), machine.named(config, cluster)
+    config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _plan_on(most, config, cluster)
     others = list[Plan]()

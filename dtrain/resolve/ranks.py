@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.cluster.allocation import External
 from dtrain.config.facts import Part, about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
@@ -27,35 +29,87 @@ def counts(config: Config, cluster: Cluster) -> list[Any]:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         return [config.nodes]
     allowed = range(int(match[2]), int(match[1]) - 1, -1)
-    if not _is_external(config, cluster):
+    outer = _outer(config, cluster)
+    if not outer or outer.kind == "nodes":
         return list(allowed)
-    assert cluster.external
-    here = cluster.external.world // cluster.external.local_world
-    return [here] if here in allowed else [allowed[0]]
+    return [outer.nodes] if outer.nodes in allowed else [allowed[0]]
 
 
-def _is_external(config: Config, cluster: Cluster) -> bool:
-    """Whether an external launcher has started the ranks."""
+def placed(config: Config, cluster: Cluster) -> tuple[Config, Cluster]:
+    """The nodes that another launcher has started, unless the words say how many. A task of an Indexed Job is a node
+    only of a run that has several.
+    """
+    outer = cluster.external
+    if outer and not outer.world and str(config.nodes) == "1":
+        return config, replace(cluster, external=None)
+    outer = _outer(config, cluster)
+    if outer and outer.kind == "nodes" and outer.world and "nodes" not in config.sources:
+        least = outer.least or outer.world
+        return replace(config, nodes=outer.world if least == outer.world else f"{least}:{outer.world}"), cluster
+    return config, cluster
+
+
+def _outer(config: Config, cluster: Cluster) -> External | None:
+    """The place that another launcher gives this process, unless the words name a launcher of dtrain's."""
     around = config.choices["launcher"] == "auto" or fact(config.launcher, "where") == "around"
-    return cluster.external is not None and around
+    return cluster.external if around else None
 
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Decide the number of nodes and of processes per node."""
-    asked, external = {"nodes": config.nodes, "devices": config.devices}, cluster.external
-    if external and _is_external(config, cluster):
-        here = {"nodes": external.world // external.local_world, "devices": external.local_world}
-        typed = [key for key in here if key in config.sources and asked[key] not in ("auto", here[key])]
-        if typed:
-            raise WordsError(
-                f"{' '.join(f'{key}={asked[key]}' for key in typed)}: this process was started as one of "
-                f"{external.world} ranks, {external.local_world} per node. Leave nodes and devices out."
-            )
-        return here
+    asked, outer = {"nodes": config.nodes, "devices": config.devices}, _outer(config, cluster)
+    if outer and outer.kind == "ranks":
+        return _ranks(outer, config, cluster)
+    if outer:
+        _check_nodes(outer, draft["elastic"] or config.nodes, typed="nodes" in config.sources)
     if config.devices == "auto":
-        draft["why"]["devices"] = f"{cluster.gpus or 1} (auto: {'one per GPU' if cluster.gpus else 'no GPU here'})"
-        asked["devices"] = cluster.gpus or 1
+        reason = "one per GPU" if cluster.gpus else "no GPU here"
+        reason = "as the launcher of the nodes says" if cluster.devices else reason
+        asked["devices"] = cluster.devices or cluster.gpus or 1
+        draft["why"]["devices"] = f"{asked['devices']} (auto: {reason})"
     return asked
+
+
+def _ranks(outer: External, config: Config, cluster: Cluster) -> dict[str, Any]:
+    """The nodes and devices of ranks that already run. A launcher that does not tell their number per node has one for
+    each GPU, or what the words say.
+    """
+    per_node, world = outer.local_world, outer.world
+    asked = {"nodes": config.nodes, "devices": config.devices}
+    if not per_node and isinstance(config.devices, int):
+        per_node = config.devices
+    elif not per_node and "nodes" in config.sources and isinstance(config.nodes, int):
+        per_node = world // config.nodes if world % config.nodes == 0 else 0
+    elif not per_node:
+        per_node = cluster.gpus
+    if not per_node or world % per_node or (outer.local_rank or 0) >= per_node:
+        raise WordsError(
+            f"{outer.variables} are set for {world} ranks, but how many run on each node is not. Type devices=<ranks "
+            "per node>."
+        )
+    here = {"nodes": world // per_node, "devices": per_node}
+    typed = [key for key in here if key in config.sources and asked[key] not in ("auto", here[key])]
+    if typed:
+        raise WordsError(
+            f"{' '.join(f'{key}={asked[key]}' for key in typed)}: this process was started as one of "
+            f"{world} ranks, {per_node} per node. Leave nodes and devices out."
+        )
+    return here
+
+
+def _check_nodes(outer: External, nodes: Any, *, typed: bool) -> None:
+    """Raises WordsError if the words want other nodes than a launcher has started."""
+    most = str(nodes).rpartition(":")[2]
+    if outer.world and typed and most != str(outer.world):
+        raise WordsError(
+            f"nodes={nodes}: this process was started as one of {outer.world} nodes ({outer.variables}). Leave "
+            "nodes out."
+        )
+    if not outer.world and most.isdecimal() and outer.rank >= int(most):
+        raise WordsError(
+            f"nodes={nodes}, but {outer.row.rank}={outer.rank}, which counts from 0. Type nodes=<completions of "
+            "the job>."
+        )
 
 
 def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,13 +117,13 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     word, where = config.choices["launcher"], fact(config.launcher, "where")
     if where == "around" and not cluster.external:
         raise WordsError(
-            f"launcher={word}: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 "
-            f"-m dtrain launcher={word}"
+            f"launcher={word}: no RANK and WORLD_SIZE in the environment, nor what other launchers set. Start it as: "
+            f"torchrun --nproc-per-node 2 -m dtrain launcher={word}"
         )
     if cluster.external and cluster.external.world > 1 and where in ("here", "elsewhere"):
         raise WordsError(
-            f"launcher={word}: this process is one of {cluster.external.world} ranks already, each would train the "
-            "whole run. Leave launcher out."
+            f"launcher={word}: this process is one of {cluster.external.world} {cluster.external.kind} already, each "
+            "would train the whole run. Leave launcher out."
         )
     if cluster.external and cluster.external.one_store and draft["elastic"]:
         raise WordsError(
@@ -149,11 +203,12 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
 
 
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Choose external under an external launcher, inline for one rank, local for more."""
+    """Choose external under another launcher, inline for one rank, local for more."""
     ranks = draft["nodes"] * draft["devices"]
     word, reason = ("inline", "one rank") if ranks == 1 else ("local", f"{ranks} ranks")
-    if cluster.external:
-        word, reason = "external", "RANK and WORLD_SIZE are set"
+    if outer := _outer(config, cluster):
+        names = outer.variables
+        word, reason = "external", f"{names} {'are' if ' and ' in names else 'is'} set"
     return {"launcher": choose(config, "launcher", word, draft["why"], reason)}
 
 
@@ -165,6 +220,6 @@ def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
         return {"threads": cluster.threads}
     # whether every node is a machine of its own, or all nodes share this one
     elsewhere = fact(config.launcher, "where") == "elsewhere"
-    separate = cluster.external or elsewhere or (cluster.gpus and config.choices["cluster"] != "auto")
+    separate = _outer(config, cluster) or elsewhere or (cluster.gpus and config.choices["cluster"] != "auto")
     here = draft["devices"] * (1 if separate else draft["nodes"])
     return {"threads": max(1, cluster.cpus // here)}

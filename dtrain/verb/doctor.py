@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
 def _findings(words: Sequence[str]) -> Iterator[Finding]:
     """Run all checks. Raises WordsError for wrong words."""
     cluster = detect()
-    if cluster.external is not None:
+    if cluster.external and cluster.external.world:
         raise WordsError(
             "doctor starts its own ranks, but another launcher started this process as one of its ranks. Start doctor "
             "without torchrun, or unset RANK and WORLD_SIZE."

@@ -13,6 +13,7 @@ from dtrain.config.schema import default
 from dtrain.config.word import text
 from dtrain.errors import StoreError, WordsError
 from dtrain.launcher import zygote
+from dtrain.launcher.external import is_first, is_rank
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -50,7 +51,7 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     config = compose([*words, *places], run=run)
     plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
     with zygote.kept():
-        if plan.world > 1 and cluster.external is None:
+        if plan.world > 1 and is_first(plan, cluster) and not is_rank(plan, cluster):
             zygote.begin()
         result: Result = build(plan.launcher).launch(plan)
-    return plan, result if cluster.external is None or cluster.external.rank == 0 else None
+    return plan, result if is_first(plan, cluster) else None

@@ -160,8 +160,9 @@ def _take_part(
     begun by another command, and the jobs are taken in another order. `hydras`: who starts workers.
     """
     root, cluster = requests[0].root, detect()
-    if cluster.external:
+    if cluster.external and cluster.external.world:
         raise WordsError("-m: ranks of an outer launcher cannot run a sweep. Type the command once, without it.")
+    cluster = replace(cluster, external=None)  # each task of an Indexed Job is a worker of its own
     if begin and not hydras.launcher and store.is_local(root) and folder.read(root) is None:
         zygote.begin()  # it loads torch while the jobs are judged
     judged = [jobs.judged(request, cluster, decide) for request in requests]

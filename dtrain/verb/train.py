@@ -14,6 +14,7 @@ from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import preflight, zygote
+from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import LOOK_SECONDS, finished
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
@@ -56,10 +57,10 @@ def one(config: Config) -> Result:
     """Resolve, check and run one training."""
     cluster = detect()
     plan = decide(config, cluster)
-    first = cluster.external is None or cluster.external.rank == 0
+    first = is_first(plan, cluster)
     if done := already_finished(plan, say=first):
         return done
-    if plan.world > 1 and not cluster.external and not fact(plan.launcher, "detached"):
+    if first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached"):
         zygote.begin()
     if first:
         requires.check(config, cluster)

@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
 
 def _verify(words: Sequence[str]) -> int:
     config, cluster = compose(words), detect()
-    if cluster.external is not None:
+    if cluster.external and cluster.external.world:
         raise WordsError(
             "verify starts its own ranks, but another launcher started this process as one of its ranks. Start "
             "verify without torchrun."

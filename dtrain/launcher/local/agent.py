@@ -71,6 +71,8 @@ class Agent:
         self._beat_number, self._beats = 0, dict[int, float]()
         self._beat_at = self._alive = time.monotonic()
         self._over = False
+        self.exit_code = 0
+        """That of the run, once it is over."""
         self.leaving = 0
         """The signal by which this agent was told to go; 0 for none."""
         self._has_told = False
@@ -191,8 +193,8 @@ class Agent:
             self._ranks.clear()
         self._send_end("ended", round)
 
-    def _bye(self) -> None:
-        self._over = True
+    def _bye(self, *, exit_code: int) -> None:
+        self._over, self.exit_code = True, exit_code
 
     # its ranks
 
@@ -281,8 +283,8 @@ def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
 
 @store.anchored()
 def join(address: str, wait: float, cold: str = "") -> int:
-    """Serve as a node of the run at `address`, and look for its server again when it is lost. Returns the exit code: 75
-    if this node was told to go before the run was over.
+    """Serve as a node of the run at `address`, and look for its server again when it is lost. Returns the exit code of
+    the run, or 75 if this node was told to go before the run was over.
 
     Raises TimeoutError when no server accepts this node within `wait` seconds, PreflightError for an address that
     cannot be joined, and UnforkableError.
@@ -310,7 +312,7 @@ def join(address: str, wait: float, cold: str = "") -> int:
                     since = float("inf")
                     agent = Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False)
                     agent.run()
-                    return EXIT_CODES["preempted"] if agent.leaving else 0
+                    return EXIT_CODES["preempted"] if agent.leaving else agent.exit_code
             except ConnectionError as error:
                 if agent and agent.leaving:
                     return EXIT_CODES["preempted"]

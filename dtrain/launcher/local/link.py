@@ -47,7 +47,7 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
         "start": {"round": int, "first": int, "nodes": int, "group": int, "passed": (int, float), "environment": dict},
         "stop": {"number": int},
         "end": {"round": int, "known": str},
-        "bye": {},
+        "bye": {"exit_code": int},
     },
 }
 """Sender -> its messages (`do`) -> their fields."""

@@ -16,7 +16,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from dtrain.launcher.local import agent, alike, files
 from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.local.node import Node
+from dtrain.launcher.local.over import exit_code, write_over
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.started import unstarted
 from dtrain.lifecycle import failure, signals
@@ -106,7 +107,7 @@ class Rounds:
             steps[self._phase]()
         for node in self.nodes.values():
             with contextlib.suppress(ConnectionError):
-                node.link.send(do="bye")
+                node.link.send(do="bye", exit_code=exit_code(self.scratch))
         process.kill(*[pid for pid in (self._store_pid, *(node.pid for node in self.nodes.values())) if pid])
 
     def _note(self, number: int, frame: object) -> None:
@@ -334,7 +335,7 @@ class Rounds:
         for node in self.nodes.values():
             if node.leaving and not node.running:
                 with contextlib.suppress(ConnectionError):
-                    node.link.send(do="bye")
+                    node.link.send(do="bye", exit_code=0)
 
     def _newcomers(self) -> list[int]:
         """Nodes outside the round that have been ready long enough to be counted on."""
@@ -394,7 +395,3 @@ class Rounds:
         """End the run. `error`: the reason, if no rank of the last round reports it."""
         stopped_by = 0 if (self._folder / "result.json").exists() else self.stop_request
         write_over(self.scratch, {"round": self.log.round, "error": error, "stopped_by": stopped_by, **more})
-
-
-def write_over(scratch: Path, over: Mapping[str, Any]) -> None:
-    store.write(str(scratch / "over.json"), json.dumps(over).encode())

@@ -14,8 +14,9 @@ from dtrain import secrets
 from dtrain.config.environment import COLD
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process
+from dtrain.launcher.local.over import write_over
 from dtrain.launcher.local.restarts import RestartLog
-from dtrain.launcher.local.rounds import Rounds, write_over
+from dtrain.launcher.local.rounds import Rounds
 from dtrain.launcher.warm import UnforkableError, warm
 from dtrain.planned import Plan
 from dtrain.secrets import screen

@@ -11,7 +11,6 @@ from small import composed
 from dtrain import cluster
 from dtrain.build import build
 from dtrain.cluster import Cluster, Machine, detect
-from dtrain.cluster.allocation import adopt
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import preflight
 from dtrain.recipe import folder
@@ -112,7 +111,7 @@ L4, DIVIDED = "NVIDIA L4", full(f"0, {A}, 81559, {H100}, Enabled, 9.0", f"1, {B}
 FOUR = full(*(f"{index}, GPU-{index}{A[5:]}, 23034, {L4}, [N/A], 8.9" for index in range(4)))
 ONE = full(f"0, {A}, 81559, {H100}, Disabled, 9.0")
 PLACE = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-SLURM = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0",
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0",
          "SLURM_STEP_NODELIST": "gpu03", "SLURM_GPUS_ON_NODE": "4"}  # fmt: skip
 RAY = {**PLACE, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "RAY_JOB_ID": "01000000"}
 
@@ -167,8 +166,6 @@ def test_gpus_as_launchers_containers_and_windows_show_them(
         (tmp_path / name).touch()
     monkeypatch.setattr(cluster.subprocess, "run", smi)
     monkeypatch.setattr(cluster, "FILES", tmp_path)
-    environ = dict(environ)
-    adopt(environ)
     seen = detect(environ)
     assert (seen.gpus, seen.memory >> 30 if seen.gpus else 0) == (gpus, gib)
 

@@ -79,7 +79,7 @@ def read(environ: Mapping[str, str]) -> External | None:
         if not row.applies(environ) or row.rank in used:
             continue
         values = {**environ, **row.parse(environ)}
-        if not {row.rank, row.world} & values.keys():
+        if not {row.rank, row.world} & values.keys() or _is_left_over(row, values):
             continue
         used.add(row.rank)
         problem = next(_incomplete(row, values), "")
@@ -96,19 +96,22 @@ def read(environ: Mapping[str, str]) -> External | None:
     return places[0] if places else None
 
 
+def _is_left_over(row: Row, values: Mapping[str, str]) -> bool:
+    """Whether one of RANK and WORLD_SIZE is set, and means a single process."""
+    return row.rank == "RANK" and (values.get("RANK"), values.get("WORLD_SIZE")) in ((None, "1"), ("0", None))
+
+
 def _incomplete(row: Row, values: Mapping[str, str]) -> Iterator[str]:
-    """Why the variables of a row give no place, though some are set. Leftovers that mean a single process give none."""
+    """Why the variables of a row give no place, though some are set."""
     rank, world = values.get(row.rank), values.get(row.world)
-    if row.rank == "RANK" and (rank, world) in ((None, "1"), ("0", None)):
-        yield ""
-    elif not rank and row.world:
+    if not rank and row.world:
         yield f"the environment has {row.world}, but {row.rank} is not set"
     elif not world and row.world:
         yield f"the environment has {row.rank}, but {row.world} is not set"
     elif row.local_world and not row.alone and world != "1":
         missing = " nor ".join(name for name in (row.local_rank, row.local_world) if not values.get(name))
         if missing:
-            yield (f"{row.world}={world} says that this is one of several ranks, but its launcher set no {missing}")
+            yield f"{row.world}={world} says that this is one of several ranks, but its launcher set no {missing}"
 
 
 def _place(row: Row, values: Mapping[str, str]) -> External:
@@ -141,7 +144,7 @@ def _local(row: Row, numbers: Mapping[str, int], values: Mapping[str, str]) -> i
     """The ranks of each node; 0 if the first node of a launcher does not know."""
     rank, world, node = numbers[row.rank], numbers[row.world], numbers.get(row.node, 0)
     local_rank, local = numbers.get(row.local_rank, 0), numbers.get(row.local_world, world)
-    ranks = _shown(row.local_world or row.node, values)
+    ranks = next((_shown(name, values) for name in (row.local_world, row.node, row.world) if name in numbers), "")
     if not row.local_world and row.local_rank not in numbers:
         return 0
     if not row.local_world:  # as many as are before this node, on each of those
@@ -192,7 +195,7 @@ def _conflict(inner: External, outer: External, environ: Mapping[str, str]) -> s
     """
     restarted = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # with fewer nodes, perhaps
     elastic = inner.row.name == "torchrun"
-    if outer.world == 1 or (elastic and (restarted or inner.nodes > 1)):
+    if (outer.world == 1 and outer.row.rank != "RANK") or (elastic and (restarted or inner.nodes > 1)):
         return ""
     same = {inner.world, inner.world * (inner.devices or 1)} if inner.kind == "nodes" else {inner.world}
     if outer.world in same and not elastic:

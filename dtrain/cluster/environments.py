@@ -150,7 +150,7 @@ TABLE = (
     ),
     # of versions of the training operator that set no PET_*, and of Vertex AI's containers for PyTorch
     Row("PyTorchJob", "nodes", *RANK[:2], devices="PET_NPROC_PER_NODE", needs=POD, without=RANK[2:], parse=_pet),
-    Row("RANK and WORLD_SIZE", "ranks", *RANK, node="GROUP_RANK", nodes="GROUP_WORLD_SIZE", alone=True),
+    Row("torch", "ranks", *RANK, node="GROUP_RANK", nodes="GROUP_WORLD_SIZE", alone=True),
     # https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html
     Row(
         "Open MPI", "ranks", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",

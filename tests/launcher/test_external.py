@@ -1,23 +1,22 @@
-"""Ranks that torchrun started."""
+"""Ranks that torchrun, srun and mpirun started, and nodes whose processes somebody else started."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import commands
 import pytest
-from launching import WORDS, started, steps_of, wait_for_step
+from launching import WORDS, free_port, started, steps_of, wait_for_step
+from slurm import slurm
 
-from dtrain.launcher import external
-from dtrain.launcher.external import External, launcher_of
+from dtrain.launcher.external import launcher_of
 from dtrain.storage import lease
 
 SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=20000", "checkpoint.every=2"]
@@ -48,20 +47,6 @@ def test_wrong_words_are_told_once(tmp_path: Path) -> None:
     done = [commands.run(*words, env={**environment(), **variables}) for variables in of_ranks]
     assert all(rank.returncode for rank in done)
     assert "".join(rank.stderr for rank in done).count("started as one of 2 ranks") == 1
-
-
-@pytest.mark.parametrize(("rank", "own"), [("0", "0"), ("1", "1"), ("2", "0"), ("5", "1")])
-def test_a_launcher_that_gives_no_local_rank_fills_one_host_after_the_other(
-    rank: str, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (*external.SUPERVISED, "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("LOCAL_RANK", "")
-    monkeypatch.delenv("LOCAL_RANK")
-    monkeypatch.setattr(external, "run_here", lambda plan, launcher: os.environ["LOCAL_RANK"])
-    assert External().launch(cast(Any, SimpleNamespace(devices=2))) == own
 
 
 def test_without_ranks_it_is_refused() -> None:
@@ -167,3 +152,139 @@ def test_when_the_first_of_two_launchers_is_killed_the_ranks_of_both_end(tmp_pat
         assert all_gone(out, 120)
     assert second.returncode not in (0, -signal.SIGKILL), output
     assert lease.holder(str(out))[0] in ("free", "left")
+
+
+SMALL = ["model=mlp", *WORDS, "strategy=ddp", "batch=16", "hook=[]"]
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "PET_NPROC_PER_NODE": "2"}
+"""A pod of a PyTorchJob, but for its number and port."""
+ENGINES = {
+    "srun": ["srun", "-N2", "--ntasks-per-node=2"],
+    "mpirun": ["mpirun.openmpi", "-np", "4", "--oversubscribe"],
+    "mpiexec": ["mpiexec.hydra", "-n", "4"],
+}
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of two nodes with two ranks each, which dtrain starts on this host."""
+    out = tmp_path_factory.mktemp("local") / "out"
+    done = commands.run(*SMALL, "nodes=2", "devices=2", f"out={out}", env=environment())
+    assert done.returncode == 0, done.stderr
+    return losses(out)
+
+
+def pods(out: Path, *words: str, **variables: str) -> tuple[list[int], list[str]]:
+    """The exit codes and outputs of the two pods of a job."""
+    shared = {**environment(), **POD, "MASTER_PORT": str(free_port()), **variables}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    commanded = [*commands.COMMAND, *SMALL, f"out={out}", *words]
+    running = [commands.Forked(commanded, env={**shared, "RANK": rank}, **pipes) for rank in ("1", "0")]
+    outputs = list[str]()
+    try:
+        outputs += [pod.communicate(timeout=300)[0] for pod in running]
+    finally:
+        for pod in running:
+            pod.kill()
+            pod.wait()
+    return [pod.returncode for pod in running][::-1], outputs[::-1]
+
+
+@pytest.mark.campaign("network")
+def test_the_pods_of_a_job_are_the_nodes_of_one_run(tmp_path: Path, local: list[float]) -> None:
+    codes, outputs = pods(tmp_path / "out")
+    assert codes == [0, 0], outputs
+    assert losses(tmp_path / "out") == local
+    assert "2 node(s) x 2 device(s)" in outputs[0] and outputs[1] == ""
+
+
+@pytest.mark.campaign("kills")
+def test_a_killed_rank_of_a_pod_starts_again_and_a_failed_run_fails_in_every_pod(
+    tmp_path: Path, local: list[float]
+) -> None:
+    codes, outputs = pods(tmp_path / "out", "model._target_=launching.Killed", "model.rank=3", "checkpoint.every=2")
+    assert codes == [0, 0], outputs
+    assert steps_of(tmp_path / "out") == list(range(1, 13))
+    codes, outputs = pods(tmp_path / "bad", "model._target_=launching.Raises", "model.rank=3", "model.at=2")
+    assert codes == [1, 1]
+    assert "planned" in outputs[0] and "the first node says why" in outputs[1]
+
+
+@pytest.mark.campaign("network")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_of_an_engine_have_the_losses_of_local_ones(engine: str, tmp_path: Path, local: list[float]) -> None:
+    command = ENGINES[engine]
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not here. Type: apt-get install slurm-wlm munge openmpi-bin mpich, as root")
+    ours = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **environment()}
+    root, out = tmp_path / "engine", tmp_path / "out"
+    root.mkdir()
+    with slurm(root) if engine == "srun" else nullcontext({}) as queue:
+        words = [sys.executable, "-m", "dtrain", *SMALL, f"out={out}"]
+        done = subprocess.run([*command, *words], env={**ours, **queue}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(out) == local
+    assert not (out / "meeting.json").exists()
+
+
+@pytest.mark.campaign("network")
+def test_ranks_without_an_address_meet_by_a_file_and_not_by_that_of_an_earlier_start(
+    tmp_path: Path, local: list[float]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    facts = {"address": "127.0.0.1", "port": 9, "door": 9, "job": "torch  4", "start": "0" * 32, "signature": ""}
+    (out / "meeting.json").write_text(json.dumps(facts))
+    with ExitStack() as stack:
+        ranks = list["subprocess.Popen[str]"]()
+        for rank in ("3", "2", "1", "0"):
+            place = {"RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+            command = [*commands.COMMAND, *SMALL, f"out={out}"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            ranks.append(commands.Forked(command, env={**environment(), **place}, **pipes))
+            stack.callback(ranks[-1].kill)
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, outputs
+    assert losses(out) == local
+
+
+def test_a_first_rank_that_does_not_come_is_told(tmp_path: Path) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = commands.run(
+        *SMALL, "launcher=external", "launcher.wait=0.5", f"out={tmp_path}", env={**environment(), **place}
+    )
+    assert done.returncode == 3
+    assert "rank 1 has waited 0.5 s for rank 0" in done.stderr and "MASTER_ADDR" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "two"}, ["WORLD_SIZE=two"]),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ["RANK=2", "WORLD_SIZE=2"]),
+        ({"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, ["RANK=1", "PMI_RANK=0"]),
+        ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, ["SM_HOSTS", "SM_CURRENT_HOST=b"]),
+    ],
+)  # fmt: skip
+def test_variables_that_contradict_are_the_words_fault(variables: dict[str, str], names: list[str]) -> None:
+    done = commands.run(*SMALL, env={**environment(), **variables})
+    assert done.returncode == 2
+    assert done.stderr.startswith("dtrain: ") and done.stderr.count("\n") == 1
+    assert all(name in done.stderr for name in names)
+
+
+def test_nodes_on_a_network_need_a_secret(tmp_path: Path) -> None:
+    variables = {
+        **environment(),
+        **POD,
+        "MASTER_ADDR": "192.0.2.7",
+        "MASTER_PORT": "9",
+        "RANK": "1",
+        "DTRAIN_SECRET": "",
+    }
+    done = commands.run(*SMALL, f"out={tmp_path}", env=variables)
+    assert done.returncode == 3
+    assert "DTRAIN_SECRET is not set" in done.stderr

@@ -46,6 +46,9 @@ class External:
         self._wait = wait
 
     def describe(self, plan: Plan) -> str:
+        place = external(os.environ)
+        if place and place.kind == "nodes":
+            return f"{plan.nodes} processes that {place.row.name} started: an agent each, the first also serves the run"
         return f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.devices} -m dtrain <the same words>"
 
     def launch(self, plan: Plan) -> Result:

@@ -120,6 +120,11 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             f"launcher={word}: no RANK and WORLD_SIZE in the environment, nor what other launchers set. Start it as: "
             f"torchrun --nproc-per-node 2 -m dtrain launcher={word}"
         )
+    outer = _outer(config, cluster)
+    if outer and outer.kind == "ranks":
+        unused = [key for key in ("launcher.restarts", "launcher.silence") if key in config.sources]
+        if unused:
+            raise WordsError(f"{' '.join(unused)}: {outer.row.name} restarts its ranks itself. Leave it out.")
     if cluster.external and cluster.external.world > 1 and where in ("here", "elsewhere"):
         raise WordsError(
             f"launcher={word}: this process is one of {cluster.external.world} {cluster.external.kind} already, each "

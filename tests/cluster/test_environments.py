@@ -1,5 +1,6 @@
 """Processes that another launcher started: the place that each recorded environment gives, or a sentence that names what contradicts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dtrain.planned import Plan
 from dtrain.resolve import resolve
 
 RECORDED = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text())
+ENGINES = Path(__file__).parents[2] / "docs" / "engines.md"
 CASES = [case for cases in RECORDED.values() for case in cases]
 
 
@@ -50,6 +52,24 @@ def test_an_environment_is_a_plan_or_a_sentence(case: dict[str, Any]) -> None:
 def test_every_row_of_the_table_is_among_what_was_recorded() -> None:
     places = [external(case["environ"]) for case in CASES if "plan" in case and "local" not in case["plan"]]
     assert {place.row.name for place in places if place} == {row.name for row in TABLE}
+
+
+def test_the_page_on_engines_has_every_row() -> None:
+    page = ENGINES.read_text().partition("## Under somebody")[2]
+    assert not [name for row in TABLE for name in (row.name, row.rank.partition(".")[0]) if name not in page]
+
+
+def test_the_pods_of_the_manifest_on_that_page_are_nodes_of_a_plan() -> None:
+    (text,) = re.findall(r"```yaml\n(apiVersion.*?)```", ENGINES.read_text(), re.DOTALL)
+    job = yaml.safe_load(text)
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    (pod,) = {str(replica["template"]): replica["template"] for replica in replicas.values()}.values()
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][:3] == ["python", "-m", "dtrain"] and container["env"][0]["name"] == "DTRAIN_SECRET"
+    pods = str(sum(replica["replicas"] for replica in replicas.values()))
+    environ = {"PET_NNODES": pods, "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"]}
+    plan = resolve(composed(*container["command"][3:], "batch=64"), detect(environ))
+    assert (plan.nodes, plan.devices) == (4, 8)
 
 
 def test_processes_of_one_start_agree_on_their_job_and_those_of_another_do_not() -> None:

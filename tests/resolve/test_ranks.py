@@ -1,5 +1,7 @@
 """How many ranks, on what, talking through what, started by whom."""
 
+from dataclasses import replace
+
 import pytest
 from small import CPUS, plan
 
@@ -8,6 +10,8 @@ from dtrain.cluster.allocation import External
 from dtrain.errors import WordsError
 
 GPUS = Cluster(gpus=4, cpus=8)
+PODS, UNCOUNTED = External(1, 2, 0, kind="nodes"), External(5, 0, 0, kind="nodes")
+"""One of two nodes, and one of as many as the word `nodes` says."""
 
 
 def word(part: object) -> str:
@@ -96,6 +100,13 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         (("launcher=inline", "nodes=2"), CPUS, "Type launcher=local"),
         (("nodes=3",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
         (("nodes='3:4'",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
+        (("devices=2",), Cluster(0, 8, External(0, 4, 4)), "one of 4 ranks, 4 per node"),
+        (("launcher=external", "launcher.restarts=1"), Cluster(0, 8, External(0, 4, 2)), "torchrun restarts its ranks"),
+        (("launcher=local", "nodes=2"), Cluster(0, 8, PODS), "one of 2 nodes already"),
+        (("nodes=3",), Cluster(0, 8, PODS), "one of 2 nodes (RANK and WORLD_SIZE). Leave nodes out"),
+        (("nodes=2",), Cluster(0, 8, UNCOUNTED), "counts from 0. Type nodes=<completions of the job>"),
+        ((), Cluster(0, 8, External(0, 4, 0)), "how many run on each node is not. Type devices=<ranks per node>"),
+        (("nodes=3",), Cluster(0, 8, External(0, 4, 0)), "Type devices=<ranks per node>"),
         (("nodes='2:1'",), CPUS, "such as 1:2. Type nodes=1:2"),
         (("nodes=two",), CPUS, "such as 1:2. Type nodes=1"),
         (("nodes='1:2'", "mesh.pp=2"), CPUS, "with nodes=1: mesh: pp=2 is 2 ranks"),
@@ -110,6 +121,33 @@ def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on:
     with pytest.raises(WordsError) as caught:
         plan(*words, on=on)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "shape", "launcher"),
+    [
+        ((), Cluster(0, 8, PODS), (2, 1, [2]), "external"),
+        (("devices=2",), Cluster(0, 8, PODS), (2, 2, [2]), "external"),
+        ((), Cluster(0, 8, PODS, devices=4), (2, 4, [2]), "external"),
+        (("devices=2",), Cluster(0, 8, PODS, devices=4), (2, 2, [2]), "external"),
+        (("nodes='1:2'",), Cluster(0, 8, PODS), (2, 1, [1, 2]), "external"),
+        ((), Cluster(0, 8, replace(PODS, least=1)), (2, 1, [1, 2]), "external"),
+        ((), Cluster(0, 8, devices=2), (1, 2, [1]), "local"),
+        (("nodes=8",), Cluster(0, 8, UNCOUNTED), (8, 1, [8]), "external"),
+        (("nodes='7:8'",), Cluster(0, 8, UNCOUNTED), (8, 1, [7, 8]), "external"),
+        (("nodes=4", "launcher=local"), Cluster(0, 8, UNCOUNTED), (4, 1, [4]), "local"),
+        ((), Cluster(0, 8, UNCOUNTED), (1, 1, [1]), "inline"),
+        (("devices=2",), Cluster(0, 8, External(0, 4, 0)), (2, 2, [2]), "external"),
+        (("nodes=2",), Cluster(0, 8, External(0, 4, 0)), (2, 2, [2]), "external"),
+        ((), Cluster(2, 8, External(0, 4, 0), gpu="NVIDIA L4"), (2, 2, [2]), "external"),
+    ],
+)
+def test_nodes_that_somebody_else_started_are_the_nodes_of_the_plan(
+    words: tuple[str, ...], on: Cluster, shape: tuple[int, int, list[int]], launcher: str
+) -> None:
+    decided = plan("batch=168", *words, on=on)
+    assert (decided.nodes, decided.devices, decided.allowed) == shape
+    assert word(decided.launcher) == launcher
 
 
 def test_cpu_processes_beside_gpus_are_asked_for_by_backend() -> None:

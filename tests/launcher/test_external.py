@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
@@ -177,40 +177,77 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
-def pods(out: Path, *words: str, **variables: str) -> tuple[list[int], list[str]]:
-    """The exit codes and outputs of the two pods of a job."""
-    shared = {**environment(), **POD, "MASTER_PORT": str(free_port()), **variables}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    commanded = [*commands.COMMAND, *SMALL, f"out={out}", *words]
-    running = [commands.Forked(commanded, env={**shared, "RANK": rank}, **pipes) for rank in ("1", "0")]
-    outputs = list[str]()
+@contextmanager
+def pods(out: Path, *words: str) -> Iterator[Callable[[int], commands.Forked]]:
+    """Starts the pod of this number, of two of one job; none is left behind."""
+    shared = {**environment(), **POD, "MASTER_PORT": str(free_port())}
+    started = list[commands.Forked]()
+
+    def start(rank: int) -> commands.Forked:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = [*commands.COMMAND, *SMALL, f"out={out}", *words]
+        started.append(commands.Forked(command, env={**shared, "RANK": str(rank)}, **pipes))
+        return started[-1]
+
     try:
-        outputs += [pod.communicate(timeout=300)[0] for pod in running]
+        yield start
     finally:
-        for pod in running:
+        for pod in started:
             pod.kill()
-            pod.wait()
-    return [pod.returncode for pod in running][::-1], outputs[::-1]
+            pod.communicate()
+
+
+def ended(*running: commands.Forked) -> tuple[list[int], list[str]]:
+    """The exit codes and outputs of pods."""
+    outputs = [pod.communicate(timeout=300)[0] for pod in running]
+    return [pod.returncode for pod in running], outputs
 
 
 @pytest.mark.campaign("network")
 def test_the_pods_of_a_job_are_the_nodes_of_one_run(tmp_path: Path, local: list[float]) -> None:
-    codes, outputs = pods(tmp_path / "out")
+    with pods(tmp_path / "out") as start:
+        codes, outputs = ended(start(0), start(1))
     assert codes == [0, 0], outputs
     assert losses(tmp_path / "out") == local
     assert "2 node(s) x 2 device(s)" in outputs[0] and outputs[1] == ""
 
 
 @pytest.mark.campaign("kills")
-def test_a_killed_rank_of_a_pod_starts_again_and_a_failed_run_fails_in_every_pod(
-    tmp_path: Path, local: list[float]
-) -> None:
-    codes, outputs = pods(tmp_path / "out", "model._target_=launching.Killed", "model.rank=3", "checkpoint.every=2")
+def test_a_killed_rank_of_a_pod_starts_again_and_a_failed_run_fails_in_every_pod(tmp_path: Path) -> None:
+    with pods(tmp_path / "out", "model._target_=launching.Killed", "model.rank=3", "checkpoint.every=2") as start:
+        codes, outputs = ended(start(0), start(1))
     assert codes == [0, 0], outputs
     assert steps_of(tmp_path / "out") == list(range(1, 13))
-    codes, outputs = pods(tmp_path / "bad", "model._target_=launching.Raises", "model.rank=3", "model.at=2")
+    with pods(tmp_path / "bad", "model._target_=launching.Raises", "model.rank=3", "model.at=2") as start:
+        codes, outputs = ended(start(0), start(1))
     assert codes == [1, 1]
     assert "planned" in outputs[0] and "the first node says why" in outputs[1]
+
+
+@pytest.mark.campaign("kills")
+def test_the_pod_of_the_first_node_may_be_killed_and_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pods(out, "model._target_=launching.Slow", "model.rank=0", "steps=40", "checkpoint.every=2") as start:
+        first, second = start(0), start(1)
+        wait_for_step(out, 5)
+        first.kill()
+        first.wait()
+        codes, outputs = ended(start(0), second)
+    assert codes == [0, 0], outputs
+    assert steps_of(out) == list(range(1, 41))
+    assert "looking for the server again" in outputs[1]
+
+
+@pytest.mark.campaign("signals")
+def test_a_pod_that_is_told_to_go_saves_and_ends_the_run_as_preempted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pods(out, "model._target_=launching.Slow", "model.rank=0", "steps=20000") as start:
+        first, second = start(0), start(1)
+        wait_for_step(out, 5)
+        second.send_signal(signal.SIGTERM)
+        codes, outputs = ended(first, second)
+    assert codes == [75, 75], outputs
+    assert [*(out / "checkpoints").glob("step-*/*/COMMIT.json"), *(out / "checkpoints").glob("step-*/COMMIT.json")]
 
 
 @pytest.mark.campaign("network")

@@ -15,7 +15,7 @@ from dtrain.cluster import detect
 from dtrain.compose import here, provenance
 from dtrain.compose.check import Vocabulary, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
-from dtrain.compose.typed import typed
+from dtrain.compose.typed import typed, unlisted
 from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
@@ -84,7 +84,9 @@ def with_spaces(asked: Sequence[Word]) -> list[Word]:
     """
     problems = list[str]()
     single = [word for word in asked if not (word.key == "recipe" and word.sweep)]
-    given = [_axis(word) if word.key.startswith(policy.SPACE) else word for word in _with_recipes(single, problems)]
+    given = [
+        _axis(word, problems) if word.key.startswith(policy.SPACE) else word for word in _with_recipes(single, problems)
+    ]
     if problems:
         raise WordsError(*problems)
     settled = [word for word in _settle(given) if word.place and (word.sweep or word.key.startswith("sweep."))]
@@ -99,13 +101,16 @@ def _renamed(written: list[Word], targets: Sequence[Word]) -> list[Word]:
     return [*targets, *(word for word in written if word.key not in (*keys, *labels))]
 
 
-def _axis(word: Word) -> Word:
-    """A key of a recipe's space as a word of several values: `value` is their list, or None where `text` says them."""
+def _axis(word: Word, problems: list[str]) -> Word:
+    """A key of a recipe's space as a word of several values: `value` is their list, or None where `text` says them. A
+    mistake in it is added to `problems`.
+    """
     key, values = word.key.removeprefix(policy.SPACE), word.value
     if not isinstance(values, list):
         read = typed([f"{key}={values}"])[0] if isinstance(values, str) else []
         if read and read[0].sweep:
             return replace(read[0], source=word.source, place=word.place)
+        problems += unlisted(replace(word, key=key), str(values))
         values = [read[0].value if read else values]
     return replace(word, key=key, value=values, text=",".join(map(spelling, values)), sweep=True)
 

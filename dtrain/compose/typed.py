@@ -3,18 +3,22 @@ instead.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dtrain import secrets
-from dtrain.compose.check import no_dashes, no_word, sayable
+from dtrain.compose.check import no_dashes, no_word, sayable, shown
 from dtrain.config import grammar
-from dtrain.config.word import Word, cut, quote, typed_at
+from dtrain.config.word import Word, cut, quote, spelling, typed_at
 from dtrain.errors import WordsError
+from dtrain.secrets import screen
 
 LONGEST = 100_000
 """A longer value, in characters, is always read as text."""
 KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
+
+SEVERAL = re.compile(r",|^\w+\(", re.ASCII)
+"""A text that looks like a list of values, or a function that gives one."""
 
 
 def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
@@ -38,6 +42,15 @@ def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
         except WordsError as error:
             problems += error.problems
     return read, problems
+
+
+def unlisted(word: Word, raw: str) -> Iterable[str]:
+    """Why a word of a sweep is one text, where `raw`, as it was written, looks like several values."""
+    if word.value == raw and SEVERAL.search(raw):
+        items = [item.strip() for item in raw.split(",") if item.strip()]
+        values = "choice(a,b)" if "(" in raw else spelling(items if len(items) > 1 else [*items, "b"])[1:-1]
+        several, one = screen.typed(f"{word.key}={values}"), screen.typed(f"{word.key}={quote(raw)}")
+        yield f"{shown(word)} is one text. Type {several} for several values, or {one} for the text."
 
 
 def _parse(text: str, following: str | None) -> Word:

@@ -65,10 +65,15 @@ def text(value: Any) -> str:
 def spelling(value: Any) -> str:
     """The spelling of a value on the command line, with quotes only where they are needed."""
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spelling, value)) + "]"
+        return "[" + ",".join(map(_item, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{spelling(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_item(item)}" for key, item in value.items()) + "}"
     return value if isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) else text(value)
+
+
+def _item(value: Any) -> str:
+    """The spelling of a value among others, where the grammar has no other plain letters than those of ASCII."""
+    return text(value) if isinstance(value, str) and not value.isascii() else spelling(value)
 
 
 def cut(text: str, most: int = 120) -> str:

@@ -12,7 +12,7 @@ from dtrain import recipe, secrets
 from dtrain.cluster import Cluster, share
 from dtrain.compose import compose, vocabulary, with_spaces
 from dtrain.compose.check import Vocabulary, shown
-from dtrain.compose.typed import typed
+from dtrain.compose.typed import typed, unlisted
 from dtrain.config import constraints, files
 from dtrain.config.schema import GROUPS, Config, Sweep, of_scope
 from dtrain.config.word import Word, cut, quote, slug, spelling
@@ -76,6 +76,8 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     which jobs there are.
     """
     given, problems = typed(words)
+    raw = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    problems += [problem for word in given for problem in unlisted(word, raw.get(word.key, ""))]
     try:
         given = with_spaces([_settled(word) for word in given])
     except WordsError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.compose import hydra
 from dtrain.config import grammar
-from dtrain.config.word import quote
+from dtrain.config.word import quote, spelling
 
 PIECES = (
     "1", "0", "-2", "+3", "007", "1_000", "1__0", "1.5", ".5", "5.", "1e3", "1E-3", "-1e+2", "1e", "nan", "-inf", "Inf", "true", "FALSE", "null", "Null", "abc",
@@ -51,3 +51,8 @@ def test_what_is_too_deep_or_too_long_to_be_a_value_is_text(text: str) -> None:
 @pytest.mark.parametrize("text", ["it's", "a\\", "a\\'b", "\\\\", "'", "a\\'", "x=1,y"])
 def test_quoted_text_comes_back(text: str) -> None:
     assert hydra.read(quote(text)) == [text]
+
+
+def test_a_list_comes_back_from_its_spelling() -> None:
+    value = ["ünï", "b", {"a": "é"}, 1]
+    assert grammar.read(spelling(value)) == [value]

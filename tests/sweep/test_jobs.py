@@ -82,6 +82,26 @@ def test_values_that_are_wrong_together_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("model.activation=relu,tanh,", 'Type model.activation=relu,tanh for several values, or "model.act'),
+        (
+            "model.activation=choise(relu,tanh)",
+            "Type 'model.activation=choice(a,b)' for several values, or \"model.act",
+        ),
+        ("model.activation=choice(relu,tanh", "Type 'model.activation=choice(a,b)' for several values, or \"model.act"),
+        ("+data.name=ünï,b", """Type "data.name='ünï',b" for several values, or "data.name='ünï,b'" for the text"""),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_no_text_beside_other_words_of_several_values(word: str, typed: str) -> None:
+    for more in ([], ["seed=0,1"]):
+        with pytest.raises(WordsError) as raised:
+            jobs.read([*WORDS, word, *more])
+        assert "is one text. " + typed in raised.value.problems[0], raised.value.problems
+    jobs.read([*WORDS, "seed=0,1", "data.name='ünï,b'"])
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["optim.lr=interval(1e-4,1e-2)"], "optim.lr: an interval has no end of values"),

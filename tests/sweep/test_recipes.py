@@ -123,6 +123,7 @@ def test_its_jobs_run_and_its_settings_count(tmp_path: Path) -> None:
         ("sweep: {space: {seed: []}}", "seed= (here.yaml:1): no value"),
         ("sweep: {space: {seed: 'range(3,3)'}}", "an empty range"),
         ("sweep: {space: {}}", "a mapping of keys to values"),
+        ("sweep: {space: {seed: [0, 1], optim: 'sgd,adamw,'}}", "optim='sgd,adamw,' (here.yaml:1) is one text"),
     ],
 )
 def test_what_no_recipe_may_sweep(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dtrain import secrets
@@ -36,7 +36,7 @@ from dtrain.sweep.proposer import Ended, Proposer
 from dtrain.sweep.running import Running, start
 from dtrain.sweep.space import label
 
-AGAIN = ("memory", "killed", "exited", "hung", "lost", "storage", "gpu", "timeout")
+AGAIN = ("memory", "killed", "exited", "hung", "lost", "storage", "gpu", "timeout", "preempted")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
 """Between two looks at the jobs that other workers run, and for a request to stop."""
@@ -264,7 +264,10 @@ class Engine:
         del self._running[running.slot]
         self._free.append(running.slot)
         job = running.job
-        if ended.kind in ("killed", "exited", "lost", "memory") and not running.cause(self.root):
+        if ended.kind == "preempted" and not self._over():  # somebody else asked this job alone to stop
+            ended = replace(ended, status="failed")
+        by_system = ended.status == "failed" and ended.kind in ("killed", "exited", "lost", "memory", "preempted")
+        if by_system and not running.cause(self.root):
             self._write_cause(job, ended)
         if ended.kind == "lease":
             self._since[job.name] = time.monotonic()
@@ -292,7 +295,7 @@ class Engine:
             "exit_code": 1, "tries": self._tries[job.name],
         }  # fmt: skip
         with suppress(StoreError):
-            if lease.holder(store.join(self.root, job.name))[0] == "left":
+            if lease.holder(store.join(self.root, job.name))[0] in ("left", "free"):
                 failure.save(store.join(self.root, job.name), facts)
 
     def _settle(self, job: Job, ended: Ended, seconds: float) -> None:

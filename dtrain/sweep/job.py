@@ -82,7 +82,7 @@ def _run(plan: Plan, config: str) -> dict[str, Any]:
         return {"status": "failed", "kind": _kind(error), "error": cause, "exit_code": error.exit_code}
     except KeyboardInterrupt as error:  # StopRequested too
         code = error.exit_code if isinstance(error, signals.StopRequested) else 130
-        return {"status": "stopped", "exit_code": code}
+        return {"status": "stopped", "kind": "preempted", "error": first_line(error), "exit_code": code}
     except Exception as error:
         screen.say(secrets.masked(traceback.format_exc().rstrip()), error=True)
         return {
@@ -95,8 +95,11 @@ def _run(plan: Plan, config: str) -> dict[str, Any]:
 
 def _of_result(result: Result) -> dict[str, Any]:
     status = "finished" if result.status == "finished" else "stopped"
+    by_signal = result.reason.startswith("SIG")
+    kind, error = ("preempted", f"stopped by {result.reason}") if by_signal else ("", "")
     return {
-        "status": status, "exit_code": result.exit_code, "step": result.step, "loss": result.loss,
+        "status": status, "kind": kind, "error": error,
+        "exit_code": result.exit_code, "step": result.step, "loss": result.loss,
         "metrics": {name: value for name, value in result.metrics.items() if type(value) in (int, float)},
     }  # fmt: skip
 

@@ -97,10 +97,12 @@ def _folders(url: str) -> list[str]:
 
 
 def _config(url: str) -> tuple[bytes | None, bool]:
-    """The config.yaml of the run at `url`, None if there is no run; and whether folders below may hold runs: those of
-    a run do not, unless a sweep shares its folder.
+    """The config.yaml of the run at `url`, empty if it was removed, None if there is no run; and whether folders below
+    may hold runs: those of a run do not, unless a sweep shares its folder.
     """
     config = _bytes(store.join(url, "config.yaml"))
+    if config is None and store.exists(store.join(url, "plan.yaml")):
+        config = b""
     return config, config is None or store.exists(store.join(url, "sweep.yaml"))
 
 

@@ -8,6 +8,7 @@ The digest says what the job means: `1e-3` and `0.001` are one job, whatever its
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -281,7 +282,8 @@ def _result(root: str, name: str) -> Mapping[str, Any] | None:
 def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: bool = False) -> State:
     if result is None:
         return State("failed" if failed else ("new", "stopped")[begun])
-    figures = {name: value for name, value in result.get("metrics", {}).items() if type(value) in (int, float)}
+    numbers = {name: math.nan if value is None else value for name, value in result.get("metrics", {}).items()}
+    figures = {name: value for name, value in numbers.items() if type(value) in (int, float)}
     done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "failed" if failed else "stopped")
     stopped_where_told = result["status"] == "stopped"
     return State(done, result["step"], result["loss"], figures, stopped_where_told, result.get("reason", ""))

@@ -123,7 +123,7 @@ def decide(asked: Sweep, config: Config, plan: Plan, slots: int) -> Study:
     Raises WordsError with every mistake in its metrics.
     """
     problems = list[str]()
-    metrics = [str(name) for name in _listed(asked.metric)] or [_default_metric(config)]
+    metrics = list(dict.fromkeys(map(str, _listed(asked.metric)))) or [_default_metric(config)]
     wanted = 2 if asked.search == "nsga2" else 1
     if len(metrics) != wanted:
         other = "sweep.search=nsga2" if wanted == 1 else "sweep.search=tpe"

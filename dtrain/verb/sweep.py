@@ -27,7 +27,7 @@ from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
 from dtrain.recipe import requires
 from dtrain.report import facts
-from dtrain.report.runs import below
+from dtrain.report.runs import Run, below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import masked, redact_arg, screen
@@ -303,7 +303,22 @@ def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study)
 
 
 def _ls(root: str, more: Sequence[str]) -> int:
-    return runs.run([root, *more])
+    there = folder.read(root)
+    if more or there is None or all(name.startswith("eval_") for name in there.study.metrics):
+        return runs.run([root, *more])
+    screen.say(runs.table(_with_metrics(below(root), root, there.study)))
+    return 0
+
+
+def _with_metrics(shown: Iterable[Run], root: str, study: Study) -> list[Run]:
+    """Runs of a sweep, with those of its metrics that are not held out, such as loss."""
+    states, metrics = _states(root), [name for name in study.metrics if not name.startswith("eval_")]
+    ended = {name: state for name, state in states.items() if state.status == "finished"}
+    values = {
+        store.join(root, name): {metric: value_of(metric, state.figures, state.loss) for metric in metrics}
+        for name, state in ended.items()
+    }
+    return [replace(run, figures={**run.figures, **values.get(run.url, {})}) for run in shown]
 
 
 def _best(root: str, more: Sequence[str]) -> int:
@@ -313,10 +328,10 @@ def _best(root: str, more: Sequence[str]) -> int:
         return runs.run(["best", root, *more])
     best = _unbeaten(root, there.study)
     if not best:
-        raise WordsError(f"best: no job in {cut(root)} has finished with {' and '.join(there.study.metrics)} yet.")
+        raise WordsError(f"best: no job in {cut(root)} has finished with a finite {' and '.join(there.study.metrics)}.")
     chosen = [run for url in best for run in below(url)]
     swept = dict.fromkeys(key for axes in there.spaces for key in axes)
-    screen.say(runs.table(chosen))
+    screen.say(runs.table(_with_metrics(chosen, root, there.study)))
     for run in chosen:
         words = [redact_arg(f"{key}={run.words[key]}") for key in swept if key in run.words]
         screen.say(f"its words: {' '.join(map(screen.typed, words))}")

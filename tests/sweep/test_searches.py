@@ -111,6 +111,27 @@ def test_two_metrics_give_a_front(tmp_path: Path) -> None:
     assert {name for name in pairs if f"recipe=s/{name}/config.yaml" in best.stdout} == front
 
 
+def test_a_table_of_the_jobs_has_every_metric_and_every_job(tmp_path: Path) -> None:
+    words = [*KNOWN, "model.x=interval(0.001,0.1)", "sweep.search=nsga2", "sweep.trials=2", "sweep.out=s"]
+    done = commands.run("-m", *words, "sweep.metric=[eval_loss,loss]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    next((tmp_path / "s").glob("*/config.yaml")).unlink()
+    for act, rows in ("ls", 2), ("best", 1):
+        table = [line.split() for line in commands.run("sweep", act, "s", cwd=tmp_path).stdout.splitlines()]
+        (head,) = (line for line in table if line[:1] == ["name"])
+        assert head[3:-1] == ["step", "eval_loss", "loss", "status"][1:], head
+        assert sum("finished" in line for line in table) == rows, table
+
+
+def test_a_metric_that_is_nan_is_not_replaced_by_another_number(tmp_path: Path) -> None:
+    words = [*KNOWN, "model.x=0.01,0.02", "sweep.out=s"]
+    assert commands.run("-m", *words, cwd=tmp_path).returncode == 0
+    for path in (tmp_path / "s").glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": {"eval_loss": None}}))
+    best = commands.run("sweep", "best", "s", cwd=tmp_path)
+    assert best.returncode == 2 and "no job in s has finished with a finite eval_loss" in best.stderr, best.stderr
+
+
 def begin(place: Path, *words: str) -> "subprocess.Popen[str]":
     return Forked([*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place)
 

@@ -47,6 +47,7 @@ class Ssh:
         restarts: int, silence: float, wait: float, address: str | None,
     ) -> None:  # fmt: skip
         self._hosts = [*hosts] if hostfile is None else [*_lines(Path(hostfile))]
+        self._named_in = "launcher.hosts" if hostfile is None else f"launcher.hostfile={hostfile}"
         self._place, self._python, self._options = folder or str(Path.cwd()), python, _split(options)
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
         self._children = Children()
@@ -56,7 +57,7 @@ class Ssh:
         return "\n".join(shlex.join(self._ssh(host, command)) for host in self._hosts[: plan.nodes])
 
     def launch(self, plan: Plan) -> Result:
-        problems = [*_wrong(self._hosts, plan.nodes)]
+        problems = [*_wrong(self._hosts, plan.nodes, self._named_in)]
         if problems:
             raise WordsError(*problems)
         if not shutil.which("ssh"):
@@ -80,11 +81,13 @@ class Ssh:
 
     def _ssh(self, host: str, command: Sequence[str]) -> list[str]:
         """The command line that executes `command` in the working folder of a host."""
+        return self._to(host, f"cd {shlex.quote(self._place)} && exec {shlex.join(command)}", *OPTIONS)
+
+    def _to(self, host: str, remote: str, *options: str) -> list[str]:
         parts = HOST.fullmatch(host)
         name, port = (parts["name"], parts["port"]) if parts else (host, None)
-        options = [*OPTIONS, *self._options, *(["-p", port] if port else [])]
-        remote = f"cd {shlex.quote(self._place)} && exec {shlex.join(command)}"
-        return ["ssh", *options, "--", re.sub(r"[][]", "", name), remote]
+        port_options = ["-p", port] if port else []
+        return ["ssh", *options, *self._options, *port_options, "--", re.sub(r"[][]", "", name), remote]
 
     def _look(self, host: str) -> str:
         """The problem of a host that cannot be a node; empty if there is none."""
@@ -96,9 +99,11 @@ class Ssh:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"{host}: it did not answer within {LOOK_SECONDS:g} s."
-        last = cut((ended.stderr.strip().splitlines() or ["it says nothing"])[-1])
+        last = cut((ended.stderr.strip().splitlines() or ["it says nothing"])[-1]).rstrip(".")
         if ended.returncode == 255:
-            return f"{host}: ssh cannot log in there without a password: {last}. Try: ssh {host}"
+            return (
+                f"{host}: ssh cannot log in there without a password: {last}. Try: {shlex.join(self._to(host, 'true'))}"
+            )
         if ended.returncode:
             return (
                 f"{host}: {self._python} cannot import dtrain and torch in {self._place}: {last}. Install them there, "
@@ -126,12 +131,12 @@ def _lines(hostfile: Path) -> Iterable[str]:
         raise WordsError(f"launcher.hostfile={hostfile}: {reason}. Name a file with a host on each line.") from error
 
 
-def _wrong(hosts: Sequence[str], nodes: int) -> Iterable[str]:
+def _wrong(hosts: Sequence[str], nodes: int, where: str) -> Iterable[str]:
     for host in hosts:
         if not HOST.fullmatch(host):
-            yield f"launcher.hosts: {cut(host)!r} is no host. Type user@host:port, or a name of your ssh configuration."
+            yield f"{where}: {cut(host)!r} is no host. Type user@host:port, or a name of your ssh configuration."
     for host in sorted({host for host in hosts if hosts.count(host) > 1}):
-        yield f"launcher.hosts names {host} twice: it would be two nodes. Leave one out, or type devices=<more ranks>."
+        yield f"{where} names {host} twice: it would be two nodes. Leave one out, or type devices=<more ranks>."
     if len(hosts) < nodes:
         fewer = f", or type nodes={len(hosts)}" if hosts else ""
-        yield f"nodes={nodes}, but launcher.hosts has {len(hosts)}. Name a host for each node{fewer}."
+        yield f"nodes={nodes}, but {where} has {len(hosts)}. Name a host for each node{fewer}."

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +74,20 @@ def test_what_is_wrong_with_the_hosts_is_told_at_once_before_anything_starts(wor
     assert done.returncode == 3
     assert "/no/python cannot import dtrain and torch in" in done.stderr
     assert "127.0.0.1:9: ssh cannot log in there without a password" in done.stderr and "Traceback" not in done.stderr
+    assert "Connection refused. Try: ssh -i " in done.stderr and " -p 9 -- 127.0.0.1 true" in done.stderr
     assert not (place / "a" / "metrics.jsonl").exists()
+
+
+@pytest.mark.campaign("network")
+def test_another_dtrain_on_the_hosts_is_told_once(words: list[str], tmp_path: Path) -> None:
+    place, here, python = tmp_path / "it's here", Path(__file__).parents[2], tmp_path / "a python"
+    for name in ("dtrain", "conf", "recipes", "project"):
+        shutil.copytree(here / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "other" / "dtrain" / "train.py").write_text("")
+    python.write_text(python.read_text().replace(str(here), str(tmp_path / "other"), 1))
+    done = commands.run(*SMALL, "steps=6", *words, "out=a", cwd=place)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count(": the source of dtrain here differs from that on ") == 1, done.stderr
 
 
 @pytest.mark.campaign("kills")
@@ -143,3 +157,9 @@ def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
     done = commands.run(*SMALL, "launcher=ssh", f"launcher.hosts=['{host}',b]", "out=a", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_hostfile_without_a_host_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# none\n")
+    done = commands.run(*SMALL, "launcher=ssh", "launcher.hostfile=hosts", "out=a", cwd=tmp_path)
+    assert done.returncode == 2 and "nodes=2, but launcher.hostfile=hosts has 0." in done.stderr, done.stderr

@@ -377,7 +377,8 @@ if __name__ == "__main__":
     screen.outlive_readers()
     secrets.guard()
     cold = os.environ.pop(COLD, "")
-    if sys.argv[-1] == "-":
+    is_of_ssh = sys.argv[-1] == "-"
+    if is_of_ssh:
         process.die_with(os.getppid())  # whose end is that of the connection to the command
         os.environ.update(json.loads(sys.stdin.readline()))
         sys.argv.pop()
@@ -388,7 +389,8 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except PreflightError as error:
-        screen.complain(str(error))
+        if not is_of_ssh:  # there the command tells it
+            screen.complain(str(error))
         sys.exit(error.exit_code)
     except TimeoutError as error:
         sys.exit(f"dtrain: {error}")

@@ -35,6 +35,7 @@ def test_the_same_host_does_not_differ(plan: Plan) -> None:
         ({"packages": {"nosuch": "2"}}, "nosuch is not installed here and 2 on far. Type pip install nosuch==2, here."),
         ({"packages": {"numpy": ""}}, "and a folder on far. Type pip uninstall numpy, here."),
         ({"code": "abc"}, "this folder is at commit 0123, and at abc on far. Check out the same commit."),
+        ({"source": "abc"}, "the source of dtrain here differs from that on far. Install the same one."),
         ({"clock": 1e9}, "s apart. Type timedatectl set-ntp true, on both."),
     ],
 )

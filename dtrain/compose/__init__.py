@@ -112,7 +112,7 @@ def _axis(word: Word, problems: list[str]) -> Word:
             return replace(read[0], source=word.source, place=word.place)
         problems += unlisted(replace(word, key=key), str(values))
         values = [read[0].value if read else values]
-    return replace(word, key=key, value=values, text=",".join(map(spelling, values)), sweep=True)
+    return replace(word, key=key, value=values, text=",".join(map(spelling, values)) or "[]", sweep=True)
 
 
 def _with_one_space(words: Sequence[Word]) -> list[Word]:

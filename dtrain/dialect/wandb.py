@@ -22,6 +22,8 @@ TITLE = "a W&B sweep"
 MARKS = names("method metric parameters early_terminate run_cap distribution goal entity")
 SILENT = ("model", "data", "objective", "steps")
 SPACE = "sweep.space."
+OWN = ("model", "data", "objective")
+"""Groups whose argument is not given another name, as a class of your own may take it."""
 MOST = 200
 """The most multiples of q that are listed."""
 ROUNDING = 1e-9
@@ -101,6 +103,8 @@ def _word(name: str) -> str:
         if key.split(".")[0] not in (*of_scope("typed"), "sweep", "requires", "expect", "verify", "generate")
     }
     first, _, rest = name.partition(".")
+    if rest and first in OWN and name not in keys:  # of a class of your own
+        return name
     leaf = name.rpartition(".")[2].lower()
     by_leaf = {f"{group}.{leaf}" for group in ("model", "optim", "schedule")}.intersection(arguments)
     known = [name, OURS.get(name.lower()), f"{OURS.get(first, first)}.{rest}", OURS.get(leaf)]
@@ -255,8 +259,8 @@ def _drop_foreign(ledger: Ledger) -> None:
         if not name or group not in GROUPS:
             continue
         choices = ledger.words.get(f"{SPACE}{group}") or [ledger.words.get(group, WORDS[group])]
-        if not any(name in files.node(group, choice) for choice in choices if choice != "auto"):
-            having = [other for other in files.groups()[group] if name in files.node(group, other)]
+        having = [other for other in files.groups()[group] if name in files.node(group, other)]
+        if having and not any(name in files.node(group, choice) for choice in choices if choice != "auto"):
             values = ledger.words[word]
             typed = ",".join(map(show, values)) if isinstance(values, list) else values
             ledger.withdraw(

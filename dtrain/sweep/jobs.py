@@ -52,8 +52,8 @@ class Request:
         """The problems of a job, whose words are composed as if they were typed, with the files they come from."""
         for problem in problems:
             yield re.sub(
-                r"([\w.]+)(=\S*)? \(command line\)",
-                lambda match: f"{match[1]}{match[2] or ''} ({self.places.get(match[1], 'command line')})",
+                r"([\w.]+)((?:=\S*)? \(|: )command line\)",
+                lambda match: f"{match[1]}{match[2]}{self.places.get(match[1], 'command line')})",
                 problem,
             )
 

@@ -109,7 +109,7 @@ def test_a_grid_has_no_intervals() -> None:
     [
         ("learning_rate", "optim.lr"), ("lr", "optim.lr"), ("optim.lr", "optim.lr"), ("batch_size", "batch"),
         ("hidden_size", "model.width"), ("weight_decay", "optim.weight_decay"), ("epochs", "epochs"),
-        ("my_own", ""), ("output_dir", ""), ("config", ""), ("trust", ""), ("every", ""),
+        ("model.depth", "model.depth"), ("model.my_own", "model.my_own"), ("my_own", ""), ("output_dir", ""), ("config", ""), ("trust", ""), ("every", ""),
     ],
 )  # fmt: skip
 def test_a_parameter_is_known_by_its_name(name: str, word: str) -> None:

@@ -120,7 +120,7 @@ def test_its_jobs_run_and_its_settings_count(tmp_path: Path) -> None:
         ("sweep: {space: {recipe: [a, b]}}", "a recipe cannot sweep recipe"),
         ("sweep: {space: {logger.x.api_key: [a, b]}}", "a secret cannot be"),
         ("sweep: {space: 3}", "a mapping of keys to values"),
-        ("sweep: {space: {seed: []}}", "seed= (here.yaml:1): no value"),
+        ("sweep: {space: {seed: []}}", "seed=[] (here.yaml:1): no value"),
         ("sweep: {space: {seed: 'range(3,3)'}}", "an empty range"),
         ("sweep: {space: {}}", "a mapping of keys to values"),
         ("sweep: {space: {seed: [0, 1], optim: 'sgd,adamw,'}}", "optim='sgd,adamw,' (here.yaml:1) is one text"),
@@ -163,6 +163,13 @@ def test_a_recipe_that_is_swept_brings_no_sweep_of_its_own(tmp_path: Path) -> No
         f"recipe={tmp_path}/a.yaml,{tmp_path}/b.yaml"
     )
     assert axes(f"recipe={tmp_path}/a.yaml,digits") == {"recipe": (f"{tmp_path}/a.yaml", "digits")}
+
+
+def test_an_argument_that_a_class_does_not_take_has_the_line_of_the_recipe(tmp_path: Path) -> None:
+    own = "model: {_target_: sweeping.Known}\ndata: synthetic\nobjective: own\nsweep.space:\n  model.xx: [1, 2]\n"
+    with pytest.raises(WordsError) as raised:
+        jobs.judged(jobs.read([recipe(tmp_path, own), "trust=[sweeping]", "sweep.out=s"]), Cluster(0, 8), resolve)
+    assert f"(model.xx: {tmp_path}/mine.yaml:5)" in raised.value.problems[0], raised.value.problems
 
 
 def test_a_search_stands_in_a_recipe(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain import secrets
+from dtrain.config.grammar import typed
 
 _typed_at = ContextVar("typed_at", default="command line")
 
@@ -68,7 +69,8 @@ def spelling(value: Any) -> str:
         return "[" + ",".join(map(_item, value)) + "]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_item(item)}" for key, item in value.items()) + "}"
-    return value if isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) else text(value)
+    is_plain = isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) and typed(value) == value
+    return value if is_plain else text(value)
 
 
 def _item(value: Any) -> str:

@@ -65,8 +65,10 @@ def _values(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]
             continue
         allowed = declared.get(name, "any")
         late = isinstance(value, str) and (secrets.HERE.search(value) or (path == "model" and value == "auto"))
-        endless = isinstance(value, float) and not math.isfinite(value)
-        if value == "???" or not (late or endless or constraints.fits(value, allowed)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_no_text = is_number and constraints.wants_text(value, allowed)
+        endless = isinstance(value, float) and not math.isfinite(value) and not is_no_text
+        if value == "???" or is_no_text or not (late or endless or constraints.fits(value, allowed)):
             yield sentence(f"{path}.{name}", value, allowed, config)
 
 

@@ -95,6 +95,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         return f"{who}. Type {typed}."
     meant = MEANT.get(key, {}).get(str(value).lower(), value)
     near, source = constraints.instead(meant, allowed, _default(config, key)), config.sources.get(key, "default")
+    if isinstance(value, int | float) and constraints.wants_text(value, allowed):
+        near = config.numbers.get(key, spelling(value))
     largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
     instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):

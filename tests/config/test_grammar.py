@@ -54,5 +54,5 @@ def test_quoted_text_comes_back(text: str) -> None:
 
 
 def test_a_list_comes_back_from_its_spelling() -> None:
-    value = ["ünï", "b", {"a": "é"}, 1]
+    value = ["ünï", "b", {"a": "é"}, 1, "1", "1e3", "nan", "true", True]
     assert grammar.read(spelling(value)) == [value]

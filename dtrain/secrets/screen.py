@@ -25,8 +25,12 @@ _full: list[OSError] = []
 
 
 def say(*lines: str, error: bool = False, end: str = "\n") -> None:
-    """Print lines to standard output or standard error. Everything that a command shows goes through here."""
-    print(*map(visible, lines), sep="\n", end=end, file=sys.stderr if error else sys.stdout, flush=True)
+    """Print lines to standard output or standard error, with what its encoding lacks escaped. Everything that a command
+    shows goes through here.
+    """
+    file, text = sys.stderr if error else sys.stdout, "\n".join(map(visible, lines))
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, file=file, flush=True)
 
 
 def complain(text: str, *, begin: str = "dtrain: ") -> None:
@@ -85,8 +89,8 @@ def full() -> OSError | None:
 
 
 def outlive_readers() -> None:
-    """Protect this process and its forks from readers that go away. Descriptors that were closed at start become the
-    null device.
+    """Protect this process and its forks from readers that go away, and what they print from an encoding that lacks a
+    character. Descriptors that were closed at start become the null device.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -98,7 +102,7 @@ def outlive_readers() -> None:
             old.flush()
             raw = io.BufferedWriter(_Screen(old.fileno(), "w", closefd=False))
             by_line = old.line_buffering or name == "stderr"
-            setattr(sys, name, io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=by_line))
+            setattr(sys, name, io.TextIOWrapper(raw, old.encoding, "backslashreplace", line_buffering=by_line))
 
 
 def _fill(number: int) -> None:

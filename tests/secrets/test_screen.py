@@ -1,5 +1,6 @@
 """Whoever reads the output may go; the run goes on, and says nothing of it."""
 
+import io
 import json
 import os
 import subprocess
@@ -35,6 +36,29 @@ def test_a_plan_that_nobody_reads_on_ends_in_silence(tmp_path: Path) -> None:
         assert run.stdout and run.stderr
         run.stdout.close()
         assert (run.stderr.read(), run.wait(timeout=300)) == ("", 0)
+
+
+@pytest.mark.parametrize("words", ["devices=1", "strategy=ddp devices=2", "seed=0,1 -m"])
+def test_a_terminal_without_a_character_gets_its_number(tmp_path: Path, words: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, *f"model=mlp data=synthetic steps=4 batch=4 out=ü {words}".split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xfc" in done.stdout
+    assert "logger_failed" not in "".join(file.read_text() for file in (tmp_path / "ü").rglob("events.jsonl"))
+
+
+def test_a_stream_of_a_caller_that_lacks_a_character_gets_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr("sys.stdout", stream)
+    screen.say("é 日")
+    assert stream.buffer.getvalue() == b"\xe9 \\u65e5\n"  # type: ignore[attr-defined]
 
 
 def test_a_command_whose_descriptors_are_closed_does_its_work(tmp_path: Path) -> None:

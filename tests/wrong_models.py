@@ -142,6 +142,18 @@ class Late(Net):
         return x
 
 
+class Replaces(Net):
+    """A parameter that the second forward replaces."""
+
+    forwards = 0
+
+    def mix(self, x: Tensor) -> Tensor:
+        Replaces.forwards += 1
+        if Replaces.forwards == 2:
+            self.down.weight = nn.Parameter(self.down.weight.detach().clone())
+        return x
+
+
 class Lazy(Net):
     """A buffer that is made by the first forward."""
 

@@ -46,9 +46,12 @@ class TrainState:
     began: float = field(default_factory=time.perf_counter)
     """Start of the run on the clock of `time.perf_counter`, moved forward by its interruptions."""
     _built: frozenset[str] = field(init=False, repr=False)
+    _trained: dict[str, int] = field(init=False, repr=False)
+    """Name -> id of each parameter that the optimizer was given."""
 
     def __post_init__(self) -> None:
         self._built = frozenset(name for name, _ in self._model_tensors())
+        self._trained = {name: id(each) for name, each in self.model.named_parameters() if self.optimizer}
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name. Raises WordsError as `check`."""
@@ -61,14 +64,20 @@ class TrainState:
         )
 
     def check(self) -> None:
-        """Raises WordsError if the model gained or lost tensors since it was built: they would be neither trained nor
-        loaded.
+        """Raises WordsError if the model gained, lost or replaced tensors since it was built: they would be neither
+        trained nor loaded.
         """
         names = {name for name, _ in self._model_tensors()}
         if other := sorted(name.removeprefix("model.") for name in names ^ self._built):
             raise WordsError(
                 f"the model gained or lost parameters or buffers while it trained: {', '.join(other[:5])}. Create them "
                 "in __init__, or with persistent=False."
+            )
+        parameters = self.model.named_parameters()
+        if new := [name for name, each in parameters if id(each) != self._trained.get(name, id(each))]:
+            raise WordsError(
+                f"the model replaced parameters while it trained: {', '.join(new[:5])}. The optimizer still trains the "
+                "old ones. Change a parameter in place: with torch.no_grad(): parameter.copy_(values)."
             )
 
     def facts(self) -> dict[str, Any]:

@@ -96,6 +96,13 @@ def test_a_parameter_that_comes_late_is_refused_before_a_checkpoint_that_nothing
     assert not list((tmp_path / "run").glob("checkpoints/*/*/COMMIT.json"))
 
 
+def test_a_parameter_that_is_replaced_is_refused_as_the_optimizer_trains_the_old_one(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run", "model._target_=wrong_models.Replaces", *WORDS, "devices=1", "strategy=single")
+    with pytest.raises(RankFailed, match=r"the model replaced parameters while it trained: down\.weight"):
+        ranks(1, train, plan)
+    assert not list((tmp_path / "run").glob("checkpoints/*/*/COMMIT.json"))
+
+
 def test_a_buffer_of_the_first_forward_is_refused_after_the_first_step(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "model._target_=wrong_models.Lazy", *WORDS, "devices=1", "strategy=single")
     with pytest.raises(RankFailed, match="the model gained or lost parameters or buffers while it trained: scale"):

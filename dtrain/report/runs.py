@@ -190,15 +190,16 @@ def _newest_step(url: str) -> int:
 
 
 def _unended(url: str, status: str) -> str:
-    """The status, according to the lease, of a run whose events record no end."""
+    """The status, according to the lease and failure.json, of a run whose events record no end."""
     try:
         state, _ = lease.holder(url)
+        has_failed = status == "failed" or store.exists(store.join(url, "failure.json"))
     except StoreError:
         return "unknown"
     if state in ("held", "unknown"):
         return "running" if state == "held" else "elsewhere"
-    if status == "failed":
-        return status
+    if has_failed:
+        return "failed"
     return "died" if status else NEVER
 
 

@@ -191,6 +191,17 @@ def test_a_run_of_a_loop_that_writes_no_events_has_the_status_of_its_result(
     assert "never began" in shown(capsys, "runs/a")[1]
 
 
+@pytest.mark.parametrize("events", ["", '{"time": 1, "event": "started"}'])
+def test_a_run_that_wrote_no_end_but_left_a_failure_has_failed(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str], events: str
+) -> None:
+    place = made("a")
+    (place / "result.json").unlink()
+    (place / "events.jsonl").write_text(events)
+    (place / "failure.json").write_text('{"error": "rank 0 was killed"}')
+    assert "failed" in shown(capsys, "runs/a")[1]
+
+
 def test_elsewhere_they_are_listed_alike(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     here = made("sweep/lr-0.5", lr=0.5), made("b")
     fs = fsspec.filesystem("memory")

@@ -8,9 +8,10 @@ model = dtrain.load("runs/a", model=Net)
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dtrain.build import giving
 from dtrain.cluster import detect
@@ -23,7 +24,7 @@ from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.storage import store
-from dtrain.verb.plan import explained
+from dtrain.verb.plan import explained, show
 from dtrain.verb.train import one
 
 if TYPE_CHECKING:
@@ -33,20 +34,41 @@ ALONE = ("nodes=1", "devices=1", "strategy=single", "launcher=inline", "backend=
 """Words for loading a model without training."""
 PLACES = {"model": "model", "data": "data.dataset", "objective": "objective"}
 """Argument -> the key whose `_target_` names it."""
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
 _running: dict[int, list[str]] = {}
 """Process id -> the `out` of the run there, once it is known. A child that is forked meanwhile has another id."""
 
 
 class PrintedPlan(Plan):
-    """A Plan that prints like `python -m dtrain plan`, with the objects that were passed to `plan`."""
+    """A Plan that prints like `python -m dtrain plan`, with the objects that were passed to `plan`; without a
+    prediction, but with what is wrong, if these cannot be built.
+    """
 
     def __repr__(self) -> str:
         with giving(vars(self).get("_objects", {})):
-            return explained(self)
+            try:
+                return explained(self)
+            except DtrainError as error:
+                return f"{show(self)}\nSTOP        {error}"
 
     __str__ = __repr__
 
 
+def _briefly(act: Callable[P, Returned]) -> Callable[P, Returned]:
+    """`act`, whose errors quote the caller's own line, without the traceback through dtrain."""
+
+    @wraps(act)
+    def call(*args: P.args, **options: P.kwargs) -> Returned:
+        try:
+            return act(*args, **options)
+        except DtrainError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+@_briefly
 def run(
     *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
 ) -> Result:
@@ -61,14 +83,12 @@ def run(
     """
     with _only_run() as place, _given(words, model, data, objective, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())
-        try:
-            config = compose(all_words)
-            place.append(f" (out={config.out})")
-            return one(config)
-        except DtrainError as error:  # it quotes the caller's own line; without the traceback through dtrain
-            raise error.with_traceback(None) from None
+        config = compose(all_words)
+        place.append(f" (out={config.out})")
+        return one(config)
 
 
+@_briefly
 def plan(
     *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
 ) -> Plan:
@@ -79,6 +99,7 @@ def plan(
     return decided
 
 
+@_briefly
 def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: Any = None) -> "nn.Module":
     """The unsharded model of the run at URL `source`, of the best job of a sweep (`<sweep>/best`), or of a checkpoint:
     with the newest weights, on the CPU, in evaluation mode.

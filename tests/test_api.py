@@ -184,6 +184,24 @@ def test_a_mistake_in_the_words_of_a_call_is_not_said_to_be_of_the_command_line(
         compose(["steps=0", "bach"])
 
 
+def test_a_plan_of_objects_that_cannot_be_built_prints_what_is_wrong() -> None:
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            raise ValueError("no layers")
+
+    shown = str(dtrain.plan("data=synthetic", "objective=regression", model=Net))
+    assert "mesh" in shown and re.search(r"^STOP  .*no layers", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("call", ["plan('steps=0')", "run('steps=0')", "load('nowhere')"])
+def test_a_mistake_in_a_call_shows_the_line_of_the_caller_and_none_of_the_inside(call: str, tmp_path: Path) -> None:
+    ran = commands.python("-c", f"import dtrain\ndtrain.{call}", cwd=tmp_path, env=environment())
+    assert ran.returncode == 1
+    assert "line 2, in <module>" in ran.stderr and ran.stderr.count("dtrain/api.py") == 1, ran.stderr
+
+
 THREADS = """
 import signal
 import threading

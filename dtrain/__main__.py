@@ -133,7 +133,7 @@ def _help(topics: list[str]) -> None:
 
     problems = list[str]()
     own = own_words(topics, problems)
-    for sentence in own.refused.values():
+    for sentence in own.complaints:
         screen.complain(screen.on_one_line(sentence), begin="note: ")
     with files.beside(own.files):
         screen.say(about([topic for topic in topics if not topic.startswith("hydra.searchpath=")]).removesuffix("\n"))

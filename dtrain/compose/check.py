@@ -197,6 +197,8 @@ def no_word(text: str) -> str:
     """The word to type for a word without `=`."""
     if not text.strip():
         return f"'' ({typed_at()}): an empty word. Leave it out."
+    if text in VERBS:
+        return f"{text} ({typed_at()}): a verb comes before all words. Type dtrain {text}, then key=value."
     groups = [group for group in GROUPS if text in files.groups()[group]]
     separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
     if groups:

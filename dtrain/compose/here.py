@@ -37,6 +37,13 @@ class Own(NamedTuple):
     files: dict[tuple[str, str], Path]
     refused: dict[tuple[str, str], str]
 
+    @property
+    def complaints(self) -> list[str]:
+        """A sentence for each file that cannot be used; one for all that have the name of a word of dtrain."""
+        named = [sentence for (group, word), sentence in self.refused.items() if word in files.own(group)]
+        more = [f"{len(named) - 1} other file(s) have the name of a word of dtrain too."] if len(named) > 1 else []
+        return [*(sentence for sentence in self.refused.values() if sentence not in named), *named[:1], *more]
+
 
 class Here(NamedTuple):
     """The settings found. `note`: one line for the user; empty if there are none."""
@@ -69,7 +76,7 @@ def look() -> Here:
         keys = {group: key for key, group in NAMED.items()}
         notes.append(f"./{FOLDER}: {cut(' '.join(f'{keys.get(group, group)}={word}' for group, word in own.files))}")
     if own.refused:
-        notes.append(f"not used: {' '.join(own.refused.values()).removesuffix('.')}")
+        notes.append(f"not used: {' '.join(own.complaints).removesuffix('.')}")
     return Here(words, problems, f"of this folder: {'; '.join(notes)}" if notes else "")
 
 

@@ -228,6 +228,15 @@ def test_a_word_with_the_name_of_one_of_dtrain_is_not_used_and_that_is_noted(fol
     assert compose(["optim=adamw"]).optim["_target_"] == "dtrain.optim.adamw.build"
 
 
+def test_many_words_with_names_of_dtrain_are_one_note(folder: Path) -> None:
+    for word in ("sgd", "adamw", "muon"):
+        (folder / f"conf/optim/{word}.yaml").write_text(MINE)
+    (folder / "conf/optim/broken.yaml").write_text("[")
+    note = here.look().note
+    assert note.count("Rename the file") == 1 and "conf/optim/broken.yaml:2" in note
+    assert note.endswith("yours. 2 other file(s) have the name of a word of dtrain too")
+
+
 @pytest.mark.parametrize(
     ("path", "mistake"),
     [

@@ -48,6 +48,12 @@ def test_a_word_without_a_value_is_answered_with_the_word_to_type(
     )
 
 
+def test_a_verb_behind_a_word_is_answered_with_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model=mlp", "plan"]) == 2
+    printed = capsys.readouterr().err
+    assert "plan (command line): a verb comes before all words. Type dtrain plan, then key=value.\n" in printed
+
+
 @pytest.mark.parametrize("action", [float("nan"), None, "", "errorcode", "__name__", "nan"])
 def test_a_fault_that_is_none_is_refused_when_it_is_built(action: str) -> None:
     with pytest.raises(ValueError, match="there is no fault"):

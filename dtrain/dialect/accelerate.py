@@ -82,8 +82,9 @@ def _world(ledger: Ledger) -> None:
             ledger.ask(word, hint)
     machines, processes = sizes.get("num_machines", 1), sizes.get("num_processes", 0)
     if processes % machines:
-        why = f"{processes} processes cannot be split evenly over {machines} machines. Type nodes={machines} "
-        ledger.settle(refused(f"{why}devices=<processes per node>."), *sizes)
+        ledger.ask("devices", "processes per node")
+        why = f"{processes} processes cannot be split evenly over {machines} machines. Type devices="
+        ledger.settle(refused(f"{why}<processes per node>."), "num_processes")
     note = f"{processes} on {machines} machines" if machines > 1 else ""
     ledger.settle(says({"nodes": machines}), "num_machines")
     ledger.settle(says({"devices": processes // machines}, note), "num_processes")

@@ -201,9 +201,12 @@ TRAINER_KEYS: Mapping[str, Any] = {
         {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")
     ),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps first"),
-    "limit_val_batches": part(
-        unneeded("type evaluate.samples=null for all of them; the default is 256"),
-        refused("evaluation counts samples. Type evaluate.samples=<batches x batch size>."),
+    "limit_val_batches": chosen(
+        {0: says({"evaluate.every": 0}, "but after the last step; data.holdout=0 turns that off too")},
+        part(
+            unneeded("type evaluate.samples=null for all of them; the default is 256"),
+            refused("evaluation counts samples. Type evaluate.samples=<batches x batch size>."),
+        ),
     ),
     "limit_train_batches": part(OFF, refused("a run always ends at steps. Type steps=<epochs x batches>.", "steps")),
     "limit_test_batches limit_predict_batches": unneeded("an option of other Lightning commands"),

@@ -142,10 +142,9 @@ def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
             to(word)(ledger, key, value)
             return
         ledger.ask(word, hint(value))
-        ledger.refuse(
-            key,
-            f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<{hint(value)}>.",
-        )
+        why = f"this file does not give the samples of an epoch. Type {word}=<{hint(value)}>"
+        with_epochs = f"; or, for data that states its length, write epochs: {value} in place of steps: ???"
+        ledger.refuse(key, f"{why}{with_epochs * (word == 'steps' and 'epochs' in key)}.")
 
     return rule
 

@@ -104,7 +104,7 @@ def test_the_address_does_not_depend_on_how_processes_are_split() -> None:
 
     tree = {"num_machines": 2, "num_processes": 3, "main_process_ip": "10.0.0.4", "main_process_port": 29500}
     ledger = translate({**tree, "machine_rank": 0}, "accelerate", "a.yaml")
-    assert {entry.key for entry in ledger.entries if entry.kind == "refused"} == {"num_machines", "num_processes"}
+    assert {entry.key for entry in ledger.entries if entry.kind == "refused"} == {"num_processes"}
     assert ledger.command["launcher.address"] == "10.0.0.4:29500"
 
 
@@ -152,8 +152,9 @@ def test_what_is_not_sharded_cannot_be_offloaded(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_not_the_same_on_each_machine(tmp_path: Path) -> None:
-    refused = config(tmp_path, distributed_type="MULTI_GPU", num_machines=2, num_processes=7).told("refused")
-    assert set(refused) == {"num_machines", "num_processes"}
+    read = config(tmp_path, distributed_type="MULTI_GPU", num_machines=2, num_processes=7)
+    assert set(read.told("refused")) == {"num_processes"}
+    assert read.words["nodes"] == 2 and "devices" in read.asked and "\ndevices: ???" in read.recipe
 
 
 @pytest.mark.parametrize("kind", ["XLA", "MULTI_NPU", "MULTI_XPU"])

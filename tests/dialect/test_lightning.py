@@ -44,6 +44,7 @@ def test_an_object_of_a_strategy() -> None:
     }
     assert read.words == words
     assert read.command["steps"] == "<3 x samples / batch>"
+    assert "write epochs: 3 in place of steps: ???" in read.told("refused")["trainer.max_epochs"]
     assert "Did you mean trainer.accelerator?" in read.told("refused")["trainer.acelerator"]
 
 
@@ -111,6 +112,10 @@ def test_one_batch_is_not_all_of_them(argument: str, words: dict[str, object], t
 def test_one_held_out_batch_is_not_all_of_them(tmp_path: Path) -> None:
     assert "trainer.limit_val_batches" in script(tmp_path, "max_steps=5, limit_val_batches=1").told("refused")
     assert "trainer.limit_val_batches" in script(tmp_path, "max_steps=5, limit_val_batches=1.0").told("unneeded")
+
+
+def test_no_held_out_batch_turns_evaluation_off(tmp_path: Path) -> None:
+    assert script(tmp_path, "max_steps=5, limit_val_batches=0").words["evaluate.every"] == 0
 
 
 def test_a_clip_of_each_value_is_no_clip_of_the_norm(tmp_path: Path) -> None:

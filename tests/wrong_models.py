@@ -154,6 +154,13 @@ class Replaces(Net):
         return x
 
 
+class Detached(Net):
+    """Outputs without a gradient."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).detach()
+
+
 class Lazy(Net):
     """A buffer that is made by the first forward."""
 

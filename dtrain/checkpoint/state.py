@@ -90,6 +90,7 @@ class TrainState:
             "scale": self.scale.state_dict() if self.scale else None,
             "spikes": self.spikes.state_dict() if self.spikes else None,
             "huggingface": configuration(self.model),
+            "tied": self._tied(),
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -135,6 +136,13 @@ class TrainState:
             if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are saved once
                 seen.add(id(tensor))
                 yield f"model.{name}", tensor.detach()
+
+    def _tied(self) -> dict[str, str]:
+        """Further name of a tied weight -> the name under which it is saved."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        first: dict[int, str] = {}
+        names = [(name, first.setdefault(id(parameter), name)) for name, parameter in named]
+        return {name: saved for name, saved in names if name != saved}
 
     def _optimizer_entries(self) -> Iterator[tuple[str, Any]]:
         if self.optimizer is None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dtrain import compile
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
+from dtrain.errors import WordsError
 from dtrain.loop.agreement import Agreement
 from dtrain.mesh import Mesh
 from dtrain.model import seeds
@@ -90,7 +91,7 @@ def make_step(
                     with strategy.sync(model, index == len(batches) - 1) as absent:
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
-                        loss.backward()
+                        _backward(loss)
                     if absent is not None:
                         missing.append(tuple(absent))
         if not shapes:
@@ -102,6 +103,16 @@ def make_step(
         return StepLoss(sums, share.count, drawn)
 
     return step
+
+
+def _backward(loss: Tensor) -> None:
+    """Raises WordsError for a loss without a gradient."""
+    if not loss.requires_grad:
+        raise WordsError(
+            "the loss does not depend on any trained parameter: the forward of the model or the objective detaches "
+            "it. Look for detach(), no_grad(), item() or numpy() there."
+        )
+    loss.backward()
 
 
 def check(

@@ -65,7 +65,10 @@ def _mask(**asked: Any) -> Any:
 def untied(model: nn.Module) -> str:
     """The setting that makes embedding and head of the model two weights."""
     foreign = any(hasattr(getattr(module, "config", None), "tie_word_embeddings") for module in model.modules())
-    return "tie_word_embeddings=false in its config" if foreign else "model.tied=false"
+    if foreign:
+        return "tie_word_embeddings=false in its config"
+    takes = inspect.signature(type(model)).parameters
+    return "model.tied=false" if "tied" in takes else "two parameters in its __init__"
 
 
 def shared_key_width(model: nn.Module) -> int:

@@ -126,9 +126,14 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             continue
         report_damaged(faults, attempt.step)
         lines = [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]
-        screen.say(*map(screen.on_one_line, lines))
         if not any(url.endswith(CONFIG) for url in written):
-            screen.say("  (no config.json: the model is not from transformers)")
+            tied = attempt.commit["facts"].get("tied")
+            lines.append("  (no config.json: the model is not from transformers)")
+            lines += [
+                f"  ({name} is tied to {saved} and left out: load_state_dict(..., strict=False))"
+                for name, saved in (tied.items() if isinstance(tied, Mapping) else ())
+            ]
+        screen.say(*map(screen.on_one_line, lines))
         return 0
     raise StoreError.during("export", source, "; ".join(faults[:3]) or "no checkpoint was committed")
 

@@ -180,6 +180,16 @@ class Bare(nn.Module):
         self.linear = nn.Linear(2, 2)
 
 
+class Tied(nn.Module):
+    pipeline = ("embed", "blocks", "head")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 2), nn.Linear(2, 4)
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.head.weight = self.embed.weight
+
+
 class Blockless(Bare):
     pipeline = ("linear",)
 
@@ -188,6 +198,7 @@ class Blockless(Bare):
     ("model", "stages", "split", "said"),
     [
         (small_gpt(tied=True), 2, "blocks", "embed.weight and head.weight are one weight, and may be on two stages. Build the model untied (model.tied=false)"),
+        (Tied(), 2, "blocks", "embed.weight and head.weight are one weight, and may be on two stages. Build the model untied (two parameters in its __init__)"),
         (Scaled(), 2, "blocks", "scale is in no module of the table `pipeline` of Scaled"),
         (small_gpt(layers=2), 3, "blocks", "GPT has 2 blocks, fewer than the 3 stages"),
         (Bare(), 2, "blocks", "Bare does not say where it may be cut. Give the class a table such as pipeline ="),

@@ -98,6 +98,19 @@ def out(trained: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_an_export_names_the_tied_weights_that_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {**PARTS["model"], "tied": True}
+    saved(tmp_path / "run", model)
+    code, output = dtrain(capsys, "export", f"out={tmp_path}/run", f"to={tmp_path}/file")
+    assert code == 0 and "(head.weight is tied to embed.weight and left out: " in output
+    weights = load_file(tmp_path / "file/model.safetensors")
+    made = construct(model, facts={"vocab": 13}, seed=0)
+    missing, unexpected = made.load_state_dict(weights, strict=False, assign=True)
+    assert (missing, unexpected) == (["head.weight"], [])
+
+
 def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = newest(out)
     (first / "METRICS.json").write_text('{"eval_loss": 1.25}')

@@ -1,5 +1,6 @@
 """A new project runs and passes its own test as it is written; a name that would not work is refused."""
 
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,22 @@ def test_its_readme_keeps_its_word(project: Path) -> None:
             timeout=900,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.campaign("documents")
+def test_its_losses_on_two_ranks_stay_those_of_one(project: Path) -> None:
+    def losses(*words: str) -> list[float]:
+        out = project / "-".join(words)
+        command = [sys.executable, "-m", "dtrain", "recipe=train.yaml", "model.width=64", "logger=[]", f"out={out}"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([*command, *words], cwd=project, env=env, check=True, capture_output=True, timeout=300)
+        rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        return [row["loss"] for row in rows if "loss" in row]
+
+    one = losses("devices=1")
+    assert len(one) == 300
+    for strategy in ("ddp", "fsdp"):
+        assert losses("devices=2", f"strategy={strategy}") == pytest.approx(one, rel=1e-4)
 
 
 def test_nothing_of_the_template_is_left(project: Path) -> None:

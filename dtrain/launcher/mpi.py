@@ -1,0 +1,82 @@
+"""Nodes that a launcher of MPI starts: mpirun of Open MPI, mpiexec of MPICH and Intel MPI, or srun --mpi=<kind>.
+
+One process of it starts an agent on each node. Ranks talk by dtrain's backend; nothing here calls MPI.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from dtrain.config.environment import SECRET
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, WordsError, why
+from dtrain.launcher.children import Children
+from dtrain.launcher.local import attached
+from dtrain.planned import Plan
+from dtrain.result import Result
+
+OPEN_MPI = ("--np", "{nodes}", "--map-by", "node", "--bind-to", "none", "-x", SECRET)
+"""It passes no variable that is not named; the others pass all."""
+HYDRA = ("-n", "{nodes}", "-ppn", "1")
+ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "HYDRA": HYDRA, "Intel(R) MPI": HYDRA,
+    "slurm": ("--nodes={nodes}", "--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--input=none"),
+}  # fmt: skip
+"""Text of the answer to --version -> arguments for one process on each node."""
+VERSION_SECONDS = 30.0
+
+
+class Mpi:
+    """`command`: the launcher, with arguments of yours, such as `mpirun --hostfile hosts`."""
+
+    about: ClassVar = {"where": "elsewhere"}
+
+    def __init__(self, *, command: str, restarts: int, silence: float, wait: float, address: str | None) -> None:
+        try:
+            self._command = shlex.split(command)
+        except ValueError as error:
+            raise WordsError(f"launcher.command={cut(command)}: {error}. Quote it as in a shell.") from error
+        if not self._command:
+            raise WordsError("launcher.command is empty. Type launcher.command=mpirun.")
+        self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
+        self._arguments, self._children = list[str](), Children()
+
+    def describe(self, plan: Plan) -> str:
+        return f"{shlex.join(self._command)}: {plan.nodes} x python -m dtrain.launcher.local.agent <address>"
+
+    def launch(self, plan: Plan) -> Result:
+        version = self._version()
+        kind = next((kind for kind in ARGUMENTS if kind in version), None)
+        if kind is None:
+            raise PreflightError(
+                f"launcher.command={self._command[0]} is no launcher of Open MPI, MPICH, Intel MPI or Slurm: "
+                f"--version says {cut(version.strip())!r}."
+            )
+        self._arguments = [argument.format(nodes=plan.nodes) for argument in ARGUMENTS[kind]]
+        return attached.launch(plan, engine=self, **self._serving)
+
+    def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._children.start(nodes, [*self._command, *self._arguments, *command], environment)
+
+    def alive(self) -> Collection[int]:
+        return self._children.alive()
+
+    def stop(self) -> None:
+        self._children.stop()
+
+    def _version(self) -> str:
+        try:
+            answer = subprocess.run(
+                [self._command[0], "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                errors="replace", timeout=VERSION_SECONDS,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise PreflightError(
+                f"launcher=mpi: there is no {self._command[0]} here. Install openmpi-bin or mpich, or type "
+                "launcher.command=<its path>."
+            ) from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = why(error) if isinstance(error, OSError) else f"no answer within {VERSION_SECONDS:g} s"
+            raise PreflightError(f"launcher=mpi: {self._command[0]} --version: {reason}.") from error
+        return answer.stdout + answer.stderr

@@ -1,6 +1,5 @@
 """Nodes that the launchers of Open MPI and MPICH start: the losses of local nodes, and nothing left of them."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 import commands
 import pytest
 from commands import COMMAND, Forked
+from launching import agents_in
 
 LAUNCHERS = {
     "openmpi": ("mpirun.openmpi", "mpirun.openmpi --host localhost:2", "openmpi-bin"),
@@ -35,16 +35,6 @@ def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield ["launcher=mpi", f"launcher.command='{command}'", "launcher.address=127.0.0.1"]
 
 
-def agents(place: Path) -> list[str]:
-    lines = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "local.agent" in line and (entry / "cwd").readlink() == place:
-                lines.append(f"{entry.name} {line}")
-    return lines
-
-
 def wait_for(path: Path, command: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 120
     while not path.exists() or not path.stat().st_size:
@@ -62,7 +52,7 @@ def test_two_nodes_have_the_losses_of_local_ones(words: list[str], tmp_path: Pat
         for out in ("far", "near")
     )
     assert far == near and len(far) == 6
-    assert not agents(tmp_path)
+    assert not agents_in(tmp_path)
 
 
 @pytest.mark.campaign("kills")
@@ -79,8 +69,8 @@ def test_nothing_runs_on_when_the_command_ends(words: list[str], way: str, tmp_p
         os.kill(command.pid, signal.SIGINT)
     assert command.wait(120) == {"killed": -signal.SIGKILL, "twice": 130, "once": 130}[way]
     deadline = time.monotonic() + 60
-    while agents(tmp_path):
-        assert time.monotonic() < deadline, agents(tmp_path)
+    while agents_in(tmp_path):
+        assert time.monotonic() < deadline, agents_in(tmp_path)
         time.sleep(0.1)
     assert way != "once" or any((tmp_path / "a" / "checkpoints").rglob("COMMIT.json"))
 
@@ -90,7 +80,7 @@ def test_a_killed_agent_is_started_again(words: list[str], tmp_path: Path) -> No
     run = [*SMALL, "steps=4000", *words, "out=a"]
     command = Forked([*COMMAND, *run], cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for(tmp_path / "a" / "metrics.jsonl", command)
-    agent = next(line for line in agents(tmp_path) if line.split()[1].startswith(sys.executable))
+    agent = next(line for line in agents_in(tmp_path) if line.split()[1].startswith(sys.executable))
     os.kill(int(agent.split()[0]), signal.SIGKILL)
     assert command.wait(200) == 0
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]

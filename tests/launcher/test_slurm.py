@@ -1,6 +1,5 @@
 """Runs as jobs of a real Slurm of two nodes: the losses of local ranks, and no step lost to preemption or time limits."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import commands
 import pytest
 from commands import COMMAND, Forked
+from launching import agents_in
 from slurm import slurm
 
 from dtrain.launcher import process
@@ -68,17 +68,6 @@ def started(out: Path) -> list[int]:
     """The steps at which the run has started."""
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     return [event["step"] for event in events if event["event"] == "started"]
-
-
-def agents(place: Path) -> list[int]:
-    """The processes of agents in a folder, without the srun that started them."""
-    pids = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (entry / "cmdline").read_bytes()
-            if b"local.agent" in line and b"srun" not in line and (entry / "cwd").readlink() == place:
-                pids.append(int(entry.name))
-    return [pid for pid in pids if process.parent_of(pid) not in pids]  # ranks are forks of theirs
 
 
 @pytest.mark.campaign("network")
@@ -208,9 +197,10 @@ def test_a_killed_agent_is_started_again(queue: dict[str, str], place: Path) -> 
     words = [*SMALL, "steps=2000", "checkpoint.every=20", "out=a"]
     command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
     wait_until(lambda: any((place / "a" / "checkpoints").rglob("COMMIT.json")))
-    pids = agents(place)
-    assert len(pids) == 2
-    os.kill(pids[-1], signal.SIGKILL)
+    pids = [int(line.split()[0]) for line in agents_in(place) if "srun" not in line]
+    agents = [pid for pid in pids if process.parent_of(pid) not in pids]  # ranks are forks of theirs
+    assert len(agents) == 2
+    os.kill(agents[-1], signal.SIGKILL)
     assert command.wait(200) == 0
     assert len(started(place / "a")) > 1
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import commands
 import pytest
 from commands import COMMAND, Forked
-from killing import descendants, mentioning
+from killing import descendants
+from launching import agents_in, mentioning
 from ssh import hosts
 
 from dtrain.errors import WordsError
@@ -47,7 +48,7 @@ def words(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def agents(place: Path) -> list[str]:
-    return mentioning(str(place / "a python")) + mentioning("dtrain.launcher.local.agent 127.0.0.1")
+    return mentioning(str(place / "a python")) + agents_in(place / "it's here")
 
 
 @pytest.mark.campaign("network")

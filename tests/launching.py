@@ -1,5 +1,6 @@
 """Models that fail on purpose, plans of them, and the command as a user runs it."""
 
+import contextlib
 import json
 import os
 import signal

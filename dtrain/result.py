@@ -1,11 +1,15 @@
 """The result of a run: saved as result.json under `out`, and the exit code of the command."""
 
+import hashlib
 import os
 import platform
 import resource
 import subprocess
+import sys
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, Literal
 
 from dtrain.config.environment import CODE
@@ -91,6 +95,24 @@ def note_code() -> None:
         os.environ[CODE] = answer.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return
+
+
+@cache
+def source_digest(name: str) -> str:
+    """A digest of the Python files of a package or module, which is not imported; empty if it is not here, or is
+    installed: then its version tells.
+    """
+    spec = PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])
+    if spec is None or spec.origin is None:
+        return ""
+    file = Path(spec.origin)
+    root = file.parent
+    if "site-packages" in root.parts and name != "dtrain":
+        return ""
+    files = sorted(root.rglob("*.py")) if file.name == "__init__.py" else [file]
+    # the projects that `dtrain new` copies are inside the package, or beside it in a checkout
+    read = [(str(path.relative_to(root)), path.read_bytes()) for path in files if root / "project" not in path.parents]
+    return hashlib.sha256(repr(read).encode()).hexdigest()[:12]
 
 
 def peak_bytes(device: str) -> int:

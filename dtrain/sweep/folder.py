@@ -66,17 +66,18 @@ def name_of(values: Mapping[str, Any], digest: str) -> str:
 @dataclass(frozen=True)
 class Description:
     """sweep.yaml. `words`: key -> text of the words of all jobs; each of `spaces`: key -> values, or an interval as it
-    is typed; `study`: what it looks for, and how.
+    is typed; `study`: what it looks for, and how; `code`: trusted package -> digest of its source as the sweep began.
     """
 
     words: Mapping[str, str]
     spaces: Sequence[Mapping[str, Sequence[Any] | str]] = field(default_factory=list)
     study: Study = field(default_factory=Study)
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:
         data = {
             "format": FORMAT, "words": dict(self.words), "spaces": [dict(space) for space in self.spaces],
-            "study": self.study.document(),
+            "study": self.study.document(), "code": dict(self.code),
         }  # fmt: skip
         return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120).encode()
 
@@ -107,12 +108,12 @@ def read(root: str) -> Description | None:
         data = None
     if isinstance(data, dict) and type(data.get("format")) is int and data["format"] > FORMAT:
         raise StoreError.during("read", url, f"format {data['format']} is of a newer dtrain", "Upgrade dtrain")
-    shape = {"format": COUNT, "words": Each(TEXT, named=True), "study?": study.SHAPE}
+    shape = {"format": COUNT, "words": Each(TEXT, named=True), "study?": study.SHAPE, "code?": Each(TEXT, named=True)}
     wrong = fault(data, shape) or _wrong_spaces(data) or study.wrong(data.get("study"))
     if wrong:
         raise StoreError.during("read", url, f"it is no sweep: {wrong}", "Remove it, or type sweep.out=<another place>")
     looks_for = Study.from_document(data["study"]) if "study" in data else Study()
-    return Description(data["words"], data["spaces"], looks_for)
+    return Description(data["words"], data["spaces"], looks_for, data.get("code", {}))
 
 
 def _wrong_spaces(data: Mapping[str, Any]) -> str:
@@ -148,7 +149,9 @@ def join(root: str, asked: Description) -> Description:
         )
     known = [_canonical(space) for space in there.spaces]
     new = [space for space in asked.spaces if _canonical(space) not in known]
-    both = Description({**there.words, **asked.words}, [*there.spaces, *new], _wider(there.study, asked.study))
+    both = Description(
+        {**there.words, **asked.words}, [*there.spaces, *new], _wider(there.study, asked.study), there.code
+    )
     if both != there:
         store.write(store.join(root, "sweep.yaml"), both.document())
     return both

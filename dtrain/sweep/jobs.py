@@ -57,12 +57,12 @@ class Request:
                 problem,
             )
 
-    def description(self, study: Study) -> Description:
+    def description(self, study: Study, code: Mapping[str, str]) -> Description:
         """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
         words = [word for word in self.words if not policy.is_typed_only(word.key)]
         kept = {word.key: spelling(word.value) for word in words if not is_private(word)}
         values = {axis.key: list(axis.values) if isinstance(axis, Choices) else axis.text() for axis in self.space}
-        return Description(kept, [values], study)
+        return Description(kept, [values], study, code)
 
     def job_words(self, chosen: Mapping[str, Any], conditions: Conditions) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The values and the words of the job with the `chosen` values, without those that do not exist in it."""

@@ -13,7 +13,7 @@ dtrain sweep stop s3://bucket/s           ask every worker, on any host, to save
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from dtrain.recipe import requires
 from dtrain.report import facts
 from dtrain.report.runs import Run, below
 from dtrain.resolve import time_limit
-from dtrain.result import EXIT_CODES, note_code
+from dtrain.result import EXIT_CODES, note_code, source_digest
 from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import store
 from dtrain.sweep import folder, foreign, jobs, stop, stop_request, trials
@@ -173,11 +173,13 @@ def _take_part(
     with store.patience(LOOK_SECONDS):
         preflight.check(replace(plan, out=root), of_sweep=True)
     note_code()
+    code = {name: source_digest(name) for name in ("dtrain", *(name.partition(".")[0] for name in config.trust))}
     for request, each in zip(requests, judged, strict=True) if begin else ():
-        folder.join(root, request.description(each.study))
+        folder.join(root, request.description(each.study, code))
     every = folder.placed(root, {job.digest: job for each in judged for job in each.jobs}.values())
     there = folder.read(root)
     looks_for = judged[0].study if there is None else there.study
+    _note_changes(there.code if there else {}, code)
     what = "trials" if looks_for.is_search else "jobs"
     proposer, total, done = (
         _named(requests, judged, every, looks_for, only)
@@ -203,6 +205,16 @@ def _take_part(
     elif engine.failed or engine.stopped or engine.is_something_left():
         screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
     return _exit_code(bool(engine.failed) or (bool(hydras.launcher) and engine.is_something_left()))
+
+
+def _note_changes(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    changed = ", ".join(name for name, digest in before.items() if now.get(name, digest) != digest)
+    if changed:
+        screen.complain(
+            f"the source of {changed} is not that with which this sweep began. Finished jobs keep their numbers; type "
+            "sweep.out=<another place> to run all of them with the new one.",
+            begin="note: ",
+        )
 
 
 def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) -> Engine:

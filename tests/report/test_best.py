@@ -69,7 +69,7 @@ def test_it_is_a_recipe_and_says_which_job_it_is(tmp_path: Path) -> None:
 
 def test_a_sweep_over_the_best_job_of_another_one_keeps_to_that_job(tmp_path: Path) -> None:
     root = sweep(tmp_path / "s")
-    description = jobs.read([f"recipe={root}/best", "seed=0,1", f"sweep.out={tmp_path}/t"]).description(Study())
+    description = jobs.read([f"recipe={root}/best", "seed=0,1", f"sweep.out={tmp_path}/t"]).description(Study(), {})
     assert description.words["recipe"] == f"{root}/lr-1/config.yaml"
 
 

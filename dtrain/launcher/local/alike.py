@@ -6,19 +6,15 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from dtrain.config.environment import CODE
 from dtrain.errors import StoreError
 from dtrain.planned import Plan
-from dtrain.result import note_code, versions
+from dtrain.result import note_code, source_digest, versions
 from dtrain.storage import store
 
-PACKAGE = Path(__file__).parents[2]
-"""dtrain."""
 APART_SECONDS = 300.0
 """Clocks that differ by more are refused: storage refuses them too."""
 
@@ -28,7 +24,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     return {
         "host": socket.gethostname(), "python": _python(), "clock": time.time(), "digest": plan.digest,
         "packages": _packages(("dtrain", "torch", *plan.trust)), "code": os.environ.get(CODE, ""),
-        "out": _described(plan.out), "source": _source(),
+        "out": _described(plan.out), "source": source_digest("dtrain"),
     }  # fmt: skip
 
 
@@ -56,7 +52,7 @@ def of_host(same: Mapping[str, Any]) -> Iterator[str]:
         if ours != theirs:
             what = f"pip install {package}=={theirs}" if theirs else f"pip uninstall {package}"
             yield f"{package} is {ours or 'not installed'} here and {theirs or 'a folder'} {there}. Type {what}, here."
-    if _source() != same.get("source"):
+    if source_digest("dtrain") != same.get("source"):
         yield f"the source of dtrain here differs from that {there}. Install the same one."
     if not os.environ.get(CODE):
         note_code()
@@ -66,14 +62,6 @@ def of_host(same: Mapping[str, Any]) -> Iterator[str]:
     apart = abs(time.time() - same["clock"])
     if apart > APART_SECONDS:
         yield f"the clocks here and {there} are {apart:.0f} s apart. Type timedatectl set-ntp true, on both."
-
-
-@cache
-def _source() -> str:
-    """A digest of dtrain's own modules, which are the same in a checkout and when installed."""
-    paths = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
-    files = [(name, path.read_bytes()) for name, path in sorted(paths.items()) if not name.startswith("project")]
-    return hashlib.sha256(repr(files).encode()).hexdigest()[:12]
 
 
 def _python() -> str:

@@ -53,13 +53,14 @@ class Ssh:
         self._children = Children()
 
     def describe(self, plan: Plan) -> str:
+        """The command line of each node. Raises WordsError for hosts that are none, or too few."""
+        if problems := [*_wrong(self._hosts, plan.nodes, self._named_in)]:
+            raise WordsError(*problems)
         command = [self._python, "-m", "dtrain.launcher.local.agent", "<address>", "-"]
         return "\n".join(shlex.join(self._ssh(host, command)) for host in self._hosts[: plan.nodes])
 
     def launch(self, plan: Plan) -> Result:
-        problems = [*_wrong(self._hosts, plan.nodes, self._named_in)]
-        if problems:
-            raise WordsError(*problems)
+        self.describe(plan)
         if not shutil.which("ssh"):
             raise PreflightError("launcher=ssh: ssh is not installed here. Install an OpenSSH client.")
         with ThreadPoolExecutor(CONNECTIONS) as pool:

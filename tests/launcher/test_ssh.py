@@ -164,3 +164,9 @@ def test_a_hostfile_without_a_host_is_named(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# none\n")
     done = commands.run(*SMALL, "launcher=ssh", "launcher.hostfile=hosts", "out=a", cwd=tmp_path)
     assert done.returncode == 2 and "nodes=2, but launcher.hostfile=hosts has 0." in done.stderr, done.stderr
+
+
+def test_a_plan_for_more_nodes_than_hosts_is_refused(tmp_path: Path) -> None:
+    done = commands.run("plan", *SMALL, "launcher=ssh", "launcher.hosts=[a]", "out=a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nodes=2, but launcher.hosts has 1. Name a host for each node, or type nodes=1." in done.stderr

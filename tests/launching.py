@@ -1,6 +1,5 @@
 """Models that fail on purpose, plans of them, and the command as a user runs it."""
 
-import contextlib
 import json
 import os
 import signal
@@ -141,17 +140,6 @@ def wait_for_step(out: Path, step: int, seconds: float = 300) -> None:
 
 def steps_of(out: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def agents_in(folder: Path) -> list[str]:
-    """Pid and command line of the agents in a folder, their ranks, and what starts them."""
-    lines = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "local.agent" in line and (entry / "cwd").readlink() == folder:
-                lines.append(f"{entry.name} {line}")
-    return lines
 
 
 def mentioning(text: str) -> list[str]:

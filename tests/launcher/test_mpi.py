@@ -1,19 +1,14 @@
 """Nodes that the launchers of Open MPI and MPICH start: the losses of local nodes, and nothing left of them."""
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import commands
 import pytest
-from commands import COMMAND, Forked
-from launching import agents_in
+from commands import Forked
+
+from dtrain.testing.engine import EngineTests
 
 LAUNCHERS = {
     "openmpi": ("mpirun.openmpi", "mpirun.openmpi --host localhost:2", "openmpi-bin"),
@@ -35,56 +30,13 @@ def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield ["launcher=mpi", f"launcher.command='{command}'", "launcher.address=127.0.0.1"]
 
 
-def wait_for(path: Path, command: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists() or not path.stat().st_size:
-        assert time.monotonic() < deadline and command.poll() is None
-        time.sleep(0.1)
-
-
-@pytest.mark.campaign("network")
-def test_two_nodes_have_the_losses_of_local_ones(words: list[str], tmp_path: Path) -> None:
-    for launcher, out in ((words, "far"), (["launcher=local"], "near")):
-        done = commands.run(*SMALL, "steps=6", *launcher, f"out={out}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    far, near = (
-        [json.loads(line)["loss"] for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
-        for out in ("far", "near")
-    )
-    assert far == near and len(far) == 6
-    assert not agents_in(tmp_path)
-
-
 @pytest.mark.campaign("kills")
-@pytest.mark.parametrize("way", ["killed", "once", "twice"])
-def test_nothing_runs_on_when_the_command_ends(words: list[str], way: str, tmp_path: Path) -> None:
-    command = Forked(
-        [*COMMAND, *SMALL, "steps=1000000", *words, "launcher.wait=10", "out=a"],
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(tmp_path / "a" / "metrics.jsonl", command)
-    os.kill(command.pid, signal.SIGKILL if way == "killed" else signal.SIGINT)
-    if way == "twice":
-        os.kill(command.pid, signal.SIGINT)
-    assert command.wait(120) == {"killed": -signal.SIGKILL, "twice": 130, "once": 130}[way]
-    deadline = time.monotonic() + 60
-    while agents_in(tmp_path):
-        assert time.monotonic() < deadline, agents_in(tmp_path)
-        time.sleep(0.1)
-    assert way != "once" or any((tmp_path / "a" / "checkpoints").rglob("COMMIT.json"))
+class TestMpi(EngineTests):
+    start = Forked
 
-
-@pytest.mark.campaign("kills")
-def test_a_killed_agent_is_started_again(words: list[str], tmp_path: Path) -> None:
-    run = [*SMALL, "steps=4000", *words, "out=a"]
-    command = Forked([*COMMAND, *run], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    wait_for(tmp_path / "a" / "metrics.jsonl", command)
-    agent = next(line for line in agents_in(tmp_path) if line.split()[1].startswith(sys.executable))
-    os.kill(int(agent.split()[0]), signal.SIGKILL)
-    assert command.wait(200) == 0
-    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
-    assert len([event for event in events if event["event"] == "started"]) > 1
+    @pytest.fixture(autouse=True)
+    def _launcher(self, words: list[str]) -> None:
+        self.words = [*words, "launcher.wait=10"]  # agents outlive a killed mpirun by that
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from pathlib import Path
 import commands
 import pytest
 from commands import COMMAND, Forked
-from launching import agents_in
 from slurm import slurm
 
-from dtrain.launcher import process
+from dtrain.testing.engine import EngineTests
 
 SMALL = (
     "model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "nodes=2", "devices=2", "hook=[]",
@@ -70,19 +69,13 @@ def started(out: Path) -> list[int]:
     return [event["step"] for event in events if event["event"] == "started"]
 
 
-@pytest.mark.campaign("network")
-def test_two_nodes_have_the_losses_of_local_ones(queue: dict[str, str], place: Path) -> None:
-    for launcher, out in (("launcher=slurm", "far"), ("launcher=local", "near")):
-        words = [word for word in SMALL if not word.startswith("launcher")]
-        done = commands.run(*words, launcher, "steps=6", f"out={out}", cwd=place, env=queue)
-        assert done.returncode == 0, done.stderr
-    far, near = (
-        [json.loads(line)["loss"] for line in (place / out / "metrics.jsonl").read_text().splitlines()]
-        for out in ("far", "near")
-    )
-    assert far == near and len(far) == 6
-    again = commands.run(*SMALL, "steps=6", "out=far", cwd=place, env=queue)
-    assert again.returncode == 0 and "already finished" in again.stdout
+@pytest.mark.campaign("kills")
+class TestSlurm(EngineTests):
+    start, detached, words = Forked, True, ("launcher=slurm",)
+
+    @pytest.fixture(autouse=True)
+    def _queue(self, queue: dict[str, str]) -> None:
+        self.environment = queue
 
 
 @pytest.mark.campaign("network")
@@ -124,43 +117,16 @@ def test_what_could_not_stand_in_a_script_is_refused_before_anything_is_written(
 
 
 @pytest.mark.campaign("network")
-def test_the_first_traceback_of_a_rank_reaches_the_terminal(queue: dict[str, str], place: Path) -> None:
-    env = {**queue, "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"}
-    wrong = ["trust=[launching]", "model._target_=launching.Raises", "model.rank=3"]
-    done = commands.run(*SMALL, *wrong, "steps=6", "out=a", cwd=place, env=env)
-    assert done.returncode == 1, done.stderr
-    assert "ValueError: planned" in done.stdout + done.stderr and "rank 3" in done.stdout + done.stderr
-
-
-@pytest.mark.campaign("signals")
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_saves_and_ends_the_job(queue: dict[str, str], place: Path, times: int) -> None:
-    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(rows(place / "a")) > 10)
-    for _ in range(times):
-        os.kill(command.pid, signal.SIGINT)
-        time.sleep(0.1)
-    assert command.wait(120) == 130
-    assert not asked(queue, "squeue", "--noheader").split()
-    assert times == 2 or list((place / "a" / "checkpoints").rglob("COMMIT.json"))
-
-
-@pytest.mark.campaign("kills")
-def test_a_killed_command_leaves_a_job_that_the_same_words_follow_and_stop_ends(
-    queue: dict[str, str], place: Path
-) -> None:
-    command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(rows(place / "a")) > 10)
-    command.kill()
-    command.wait(60)
-    other = commands.run(*LONG, "optim.lr=1", "out=a", cwd=place, env=queue)
+def test_other_words_do_not_follow_the_job_of_a_run(queue: dict[str, str], place: Path) -> None:
+    detach = [*LONG, "launcher.detach=true", "out=a"]
+    done = commands.run(*detach, cwd=place, env=queue)
+    assert done.returncode == 0 and "dtrain stop a ends it" in done.stdout, done.stderr
+    other = commands.run(*detach, "optim.lr=1", cwd=place, env=queue)
     assert other.returncode == 3 and f"belongs to job {job_of(place / 'a')}" in other.stderr
-    again = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    done = commands.run("stop", "a", cwd=place, env=queue)
+    done = commands.run(*SMALL, "steps=6", "out=far", cwd=place, env=queue)  # waits for the nodes, or runs beside
     assert done.returncode == 0, done.stderr
-    assert again.wait(60) == 75
-    assert not asked(queue, "squeue", "--noheader").split()
-    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+    again = commands.run(*SMALL, "steps=6", "out=far", cwd=place, env=queue)
+    assert again.returncode == 0 and "already finished" in again.stdout
 
 
 @pytest.mark.campaign("signals")
@@ -190,19 +156,6 @@ def test_scancel_ends_a_job_for_good_and_its_state_is_saved(queue: dict[str, str
     assert command.wait(120) == 75
     assert not asked(queue, "squeue", "--noheader").split()
     assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
-
-
-@pytest.mark.campaign("kills")
-def test_a_killed_agent_is_started_again(queue: dict[str, str], place: Path) -> None:
-    words = [*SMALL, "steps=2000", "checkpoint.every=20", "out=a"]
-    command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any((place / "a" / "checkpoints").rglob("COMMIT.json")))
-    pids = [int(line.split()[0]) for line in agents_in(place) if "srun" not in line]
-    agents = [pid for pid in pids if process.parent_of(pid) not in pids]  # ranks are forks of theirs
-    assert len(agents) == 2
-    os.kill(agents[-1], signal.SIGKILL)
-    assert command.wait(200) == 0
-    assert len(started(place / "a")) > 1
 
 
 @pytest.mark.campaign("signals")

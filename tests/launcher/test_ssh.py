@@ -14,11 +14,11 @@ import commands
 import pytest
 from commands import COMMAND, Forked
 from killing import descendants
-from launching import agents_in, mentioning
 from ssh import hosts
 
 from dtrain.errors import WordsError
 from dtrain.launcher.ssh import HOST, Ssh
+from dtrain.testing.engine import EngineTests
 
 SMALL = [
     "model=mlp",
@@ -47,22 +47,13 @@ def words(tmp_path: Path) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
-def agents(place: Path) -> list[str]:
-    return mentioning(str(place / "a python")) + agents_in(place / "it's here")
+@pytest.mark.campaign("kills")
+class TestSsh(EngineTests):
+    start = Forked
 
-
-@pytest.mark.campaign("network")
-def test_ranks_on_two_hosts_have_the_losses_of_local_ones(words: list[str], tmp_path: Path) -> None:
-    place = tmp_path / "it's here"
-    for launcher, out in ((words, "far"), (["launcher=local"], "near")):
-        done = commands.run(*SMALL, "steps=6", *launcher, f"out={out}", cwd=place)
-        assert done.returncode == 0, done.stderr
-    far, near = (
-        [json.loads(line)["loss"] for line in (place / out / "metrics.jsonl").read_text().splitlines()]
-        for out in ("far", "near")
-    )
-    assert far == near and len(far) == 6
-    assert not agents(tmp_path)
+    @pytest.fixture(autouse=True)
+    def _hosts(self, words: list[str]) -> None:
+        self.words = words
 
 
 @pytest.mark.campaign("network")
@@ -89,30 +80,6 @@ def test_another_dtrain_on_the_hosts_is_told_once(words: list[str], tmp_path: Pa
     done = commands.run(*SMALL, "steps=6", *words, "out=a", cwd=place)
     assert done.returncode == 3, done.stderr
     assert done.stderr.count(": the source of dtrain here differs from that on ") == 1, done.stderr
-
-
-@pytest.mark.campaign("kills")
-@pytest.mark.parametrize("way", ["killed", "twice", "once"])
-def test_nothing_runs_on_when_the_command_ends(words: list[str], way: str, tmp_path: Path) -> None:
-    place = tmp_path / "it's here"
-    command = Forked([*COMMAND, *SMALL, "steps=1000000", *words, "out=a"], cwd=place, stderr=subprocess.DEVNULL)
-    metrics, deadline = place / "a" / "metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() or not metrics.stat().st_size:
-        assert time.monotonic() < deadline and command.poll() is None
-        time.sleep(0.1)
-    assert agents(tmp_path)
-    if way == "killed":
-        os.kill(command.pid, signal.SIGKILL)
-    else:
-        os.kill(command.pid, signal.SIGINT)
-        if way == "twice":
-            os.kill(command.pid, signal.SIGINT)
-    code = command.wait(120)
-    assert code == {"killed": -signal.SIGKILL, "twice": 130, "once": 130}[way]
-    while agents(tmp_path):
-        assert time.monotonic() < deadline + 60, agents(tmp_path)
-        time.sleep(0.1)
-    assert way != "once" or any((place / "a" / "checkpoints").rglob("COMMIT.json"))
 
 
 @pytest.mark.campaign("kills")

@@ -1,7 +1,8 @@
 """Runs that a job serves on its first node: the command writes the plan under `out`, submits the job and follows it.
 
     <out>/submitted.json      the plan, signed with the secret that the job has in its environment
-    <out>/engine.json         the job, and the newest step at each of its starts
+    <out>/engine.json         the job
+    <out>/starts.json         the newest step at each of its starts
 
 `dtrain run <out>` runs the plan there and reads no word. Who can write to `out` but does not know the secret cannot
 change what it runs.
@@ -19,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.build import build
+from dtrain.config import files
 from dtrain.config.environment import HANDED, SECRET
+from dtrain.config.facts import fact
+from dtrain.config.word import cut
 from dtrain.errors import PreflightError, RankError, StoreError, WordsError
 from dtrain.launcher import Detached
 from dtrain.lifecycle import signals
@@ -32,14 +36,15 @@ LOOK_SECONDS = (1.0, 10.0)
 """Shortest and longest time between two questions to the scheduler, which become rarer as the job grows older."""
 MOST_BYTES = 1 << 20
 """The most that is shown of a log at once."""
-RESULT, ENGINE = "result.json", "engine.json"
+RESULT, ENGINE, STARTS = "result.json", "engine.json", "starts.json"
 
 
 def write(plan: Plan) -> dict[str, str]:
     """Write submitted.json. Returns the environment for the job."""
     secret = os.environ.get(SECRET) or secrets.token_hex(16)
     text = json.dumps(plan.to_dict())
-    store.remove(store.join(plan.out, ENGINE))
+    for name in (ENGINE, STARTS):
+        store.remove(store.join(plan.out, name))
     store.write(_url(plan.out), json.dumps({"signature": _sign(secret, text), "plan": text}).encode())
     return {SECRET: secret, HANDED: options.hand_over()}
 
@@ -79,35 +84,38 @@ def refuse_other(plan: Plan, job: str) -> None:
 def note_job(out: str, launcher: Mapping[str, Any], job: str) -> None:
     """Record the job of a run."""
     arguments = {name: value for name, value in launcher.items() if name != "_about_"}
-    _note(out, {**_contents(out, ENGINE), "launcher": arguments, "job": job})
+    _note(out, ENGINE, {"launcher": arguments, "job": job})
 
 
 def note_start(out: str) -> None:
     """Record a start of the job. Raises RankError at the third without a new step: the next would be no better."""
-    noted = _contents(out, ENGINE)
     saved = [attempt.step for attempt in attempts.listed(out) if attempt.is_committed]
-    starts = [*noted.get("starts", ()), max(saved, default=0)]
-    _note(out, {**noted, "starts": starts})
-    if len(starts) > 2 and len(set(starts[-3:])) == 1:
+    steps = [*_contents(out, STARTS).get("steps", ()), max(saved, default=0)]
+    _note(out, STARTS, {"steps": steps})
+    if len(steps) > 2 and len(set(steps[-3:])) == 1:
         raise RankError(
-            f"the last two starts of this job ended at step {starts[-1]}, where they began: its time limit is too "
+            f"the last two starts of this job ended at step {steps[-1]}, where they began: its time limit is too "
             "short for a step and a save, or it is preempted too often. Submit it again with a longer time."
         )
 
 
 def job_of(out: str) -> tuple[Detached, str]:
-    """The launcher and the job of the run at `out`. Raises WordsError if it has none."""
+    """The launcher and the job of the run at `out`. Raises WordsError if it has none, or not by a word of dtrain's:
+    whoever can write to `out` names no other class here.
+    """
     noted = _contents(out, ENGINE)
     launcher, job = noted.get("launcher"), noted.get("job")
-    if not isinstance(launcher, dict) or not job:
+    if not isinstance(launcher, dict) or not isinstance(job, str):
         raise WordsError(f"stop: no job was submitted for {out}. A run on this host ends by Ctrl-C where it was typed.")
-    if not str(launcher.get("_target_")).startswith("dtrain."):
-        raise WordsError(f"stop: {out} is run by job {job} of {launcher.get('_target_')}. Stop it by its own command.")
-    return build(launcher), str(job)
+    words = [files.node("launcher", word) for word in files.groups()["launcher"]]
+    schedulers = [word["_target_"] for word in words if fact(word, "detached")]
+    if launcher.get("_target_") not in schedulers:
+        raise WordsError(f"stop: {out} is run by job {cut(job)} of another launcher. Stop it by that one's command.")
+    return build(launcher), job
 
 
-def _note(out: str, contents: Mapping[str, Any]) -> None:
-    store.write(store.join(out, ENGINE), json.dumps(contents).encode())
+def _note(out: str, name: str, contents: Mapping[str, Any]) -> None:
+    store.write(store.join(out, name), json.dumps(contents).encode())
 
 
 def follow(plan: Plan, launcher: Detached, job: str) -> Result:

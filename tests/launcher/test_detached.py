@@ -88,4 +88,21 @@ def test_a_third_start_at_the_same_step_is_the_last(plan: Plan) -> None:
     folder.mkdir(parents=True)
     (folder / "COMMIT.json").write_text("{}")
     detached.note_start(plan.out)
-    assert json.loads(Path(plan.out, "engine.json").read_text())["starts"] == [0, 0, 0, 7]
+    assert json.loads(Path(plan.out, "starts.json").read_text())["steps"] == [0, 0, 0, 7]
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        {},
+        {"launcher": {"_target_": "dtrain.storage.store.remove", "url": "."}, "job": "1"},
+        {"launcher": {"_target_": "os.system", "command": "touch x"}, "job": "1"},
+        {"launcher": {"_target_": "dtrain.launcher.slurm.Slurm"}, "job": ["--user=root"]},
+    ],
+)
+def test_stop_builds_nothing_that_somebody_wrote_under_out(noted: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "engine.json").write_text(json.dumps(noted))
+    code, text = ran("stop", str(tmp_path / "run"))
+    assert code == 2 and "stop: " in text, text
+    assert (tmp_path / "run" / "engine.json").exists()

@@ -105,7 +105,12 @@ class Slurm:
         return folder.absolute() / f"slurm-{job}.log"
 
     def launch(self, plan: Plan) -> Result:
-        """Serve the run on this node of the job."""
+        """Serve the run on this node of the job. Raises PreflightError outside of one."""
+        if not self.inside:
+            raise PreflightError(
+                f"launcher=slurm: this command submits no job. Type salloc --nodes={plan.nodes} first, or leave "
+                "launcher=slurm out."
+            )
         hosts = _ask("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
         if len(hosts) < plan.nodes:
             raise PreflightError(

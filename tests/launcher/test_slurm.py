@@ -97,6 +97,12 @@ def test_what_the_scheduler_refuses_is_told_in_its_words(queue: dict[str, str], 
     assert "invalid partition specified: nowhere" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_other_commands_than_a_run_need_an_allocation(tmp_path: Path) -> None:
+    done = commands.run("verify", *SMALL, "steps=6", "out=a", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "launcher=slurm: this command submits no job. Type salloc --nodes=2 first" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [

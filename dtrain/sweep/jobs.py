@@ -47,6 +47,8 @@ class Request:
     """The words that the space was read from."""
     places: Mapping[str, str] = field(default_factory=dict)
     """Key -> the file that it was read from, of keys that nobody typed."""
+    problems: tuple[str, ...] = ()
+    """Of swept words of which no axis could be made: `judged` raises them with those of the jobs."""
 
     def attributed(self, problems: Iterable[str]) -> Iterable[str]:
         """The problems of a job, whose words are composed as if they were typed, with the files they come from."""
@@ -108,13 +110,12 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     settings = tuple(word for word in given if word.key.startswith("sweep.") and word.key != "sweep.out")
     seed = next((word.value for word in reversed(settings) if word.key == "sweep.seed" and type(word.value) is int), 0)
     fixed = tuple(word for word in given if not word.sweep and word not in places and word not in settings)
-    axes = [] if proposed else space.axes(swept, _names, seed)
-    problems += [] if proposed else _of_recipes(swept, axes)
-    if problems:
-        raise WordsError(*problems)
+    axes, problems = space.axes(() if proposed else swept, _names, seed)
+    problems += _of_recipes(swept, axes)
     known = vocabulary([str(word) for word in fixed])
     from_files = {word.key: word.source for word in given if word.place}
-    return Request(root, fixed, settings, tuple(_whole(axis, known) for axis in axes), tuple(swept), from_files)
+    whole = tuple(_whole(axis, known) for axis in axes.values())
+    return Request(root, fixed, settings, whole, tuple(swept), from_files, tuple(problems))
 
 
 def _settled(word: Word) -> Word:
@@ -125,12 +126,12 @@ def _settled(word: Word) -> Word:
     return replace(word, value=url, text=quote(url))
 
 
-def _of_recipes(swept: Sequence[Word], axes: Sequence[Axis]) -> Iterable[str]:
+def _of_recipes(swept: Sequence[Word], axes: Mapping[str, Axis]) -> Iterable[str]:
     """Why a recipe may not give these values, and which recipes that are swept bring a sweep of their own."""
     values = {
-        axis.key: [Word(axis.key, value, spelling(value), word.source, place=word.place) for value in axis.values]
-        for word, axis in zip(swept, axes, strict=True)
-        if isinstance(axis, space.Choices)
+        word.key: [Word(word.key, value, spelling(value), word.source, place=word.place) for value in axis.values]
+        for word in swept
+        if isinstance(axis := axes.get(word.key), space.Choices)
     }
     yield from policy.swept([word for words in values.values() for word in words if word.place])
     for name in values.get("recipe", ()):
@@ -194,7 +195,10 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
 def _axis_of_file(key: str, values: Sequence[Any] | str) -> Axis:
     """The axis that sweep.yaml describes. Raises WordsError."""
     if isinstance(values, str):
-        return space.axes([Word(key, None, values, "sweep.yaml", sweep=True)], _names, 0)[0]
+        made, problems = space.axes([Word(key, None, values, "sweep.yaml", sweep=True)], _names, 0)
+        if problems:
+            raise WordsError(*problems)
+        return made[key]
     return Choices(key, tuple(values))
 
 
@@ -245,11 +249,11 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
     """Every job of a grid, judged for the slot it runs in; of a search every value of a list and both ends of every
     interval. Raises WordsError with the mistakes of all of them.
     """
-    jobs, first, problems = dict[str, Job](), list[Judged](), dict[str, None]()
+    jobs, first, problems = dict[str, Job](), list[Judged](), dict.fromkeys(request.problems)
     try:
         sweep = _settings(request)
     except WordsError as error:
-        sweep, problems = Sweep(), dict.fromkeys(error.problems)
+        sweep, problems = Sweep(), problems | dict.fromkeys(error.problems)
     problems |= dict.fromkeys(() if problems else study.mistakes(sweep, request.space))
     known = vocabulary([str(word) for word in request.words])
     keys = [*(word.key for word in request.words), *(axis.key for axis in request.space)]

@@ -16,7 +16,6 @@ from typing import Any
 from dtrain.compose.check import shown
 from dtrain.config import grammar
 from dtrain.config.word import Word, cut, spelling
-from dtrain.errors import WordsError
 
 MOST = 10_000
 """The most jobs of a grid."""
@@ -55,21 +54,17 @@ class Interval:
 Axis = Choices | Interval
 
 
-def axes(swept: Iterable[Word], names: Callable[[str], Sequence[str]], seed: int) -> list[Axis]:
-    """The axes of the words that have several values. `names(key)`: what a glob over this key may match; `seed`: of
-    shuffle.
-
-    Raises WordsError with the problems of all of them.
+def axes(swept: Iterable[Word], names: Callable[[str], Sequence[str]], seed: int) -> tuple[dict[str, Axis], list[str]]:
+    """Key -> axis of the words that have several values, and the problems of those of which none can be made.
+    `names(key)`: what a glob over this key may match; `seed`: of shuffle.
     """
-    made, problems = list[Axis](), list[str]()
+    made, problems = dict[str, Axis](), list[str]()
     for word in swept:
         try:
-            made.append(_axis(word, names, seed))
+            made[word.key] = _axis(word, names, seed)
         except ValueError as error:
             problems.append(f"{shown(word)}: {error}")
-    if problems:
-        raise WordsError(*problems)
-    return made
+    return made, problems
 
 
 def _axis(word: Word, names: Callable[[str], Sequence[str]], seed: int) -> Axis:

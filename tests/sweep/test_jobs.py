@@ -72,6 +72,10 @@ def test_the_mistakes_of_all_jobs_are_told_at_once() -> None:
         judged("optim=adamw,sdg", "steps=5,0", "sweep.fail=never", on=Cluster(0, 2))
     said = "\n".join(raised.value.problems)
     assert "sgd" in said and "steps=0" in said and len(raised.value.problems) == len(set(raised.value.problems))
+    with pytest.raises(WordsError) as raised:
+        judged("seed=range(3,1)", "steps=5,0", "optim.lrr=1,2", on=Cluster(0, 2))
+    said = "\n".join(raised.value.problems)
+    assert "an empty range" in said and "steps=0" in said and "has no lrr" in said
 
 
 def test_values_that_are_wrong_together_are_named() -> None:

@@ -39,7 +39,7 @@ def axes(*words: str) -> dict[str, Any]:
 
 def refused(*words: str) -> str:
     with pytest.raises(WordsError) as caught:
-        jobs.read([*words])
+        jobs.judged(jobs.read([*words]), Cluster(0, 2), resolve)
     return "\n".join(caught.value.problems)
 
 

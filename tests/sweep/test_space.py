@@ -15,7 +15,10 @@ NAMES = {"model": ["cnn", "gpt", "gpt2", "mlp"]}
 def axes(*words: str, seed: int = 0) -> list[Axis]:
     read, problems = typed(words)
     assert not problems
-    return space.axes(read, lambda key: NAMES.get(key, ()), seed)
+    made, problems = space.axes(read, lambda key: NAMES.get(key, ()), seed)
+    if problems:
+        raise WordsError(*problems)
+    return list(made.values())
 
 
 @pytest.mark.parametrize(

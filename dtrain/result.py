@@ -5,10 +5,10 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +102,7 @@ def source_digest(name: str) -> str:
     """A digest of the Python files of a package or module, which is not imported; empty if it is not here, or is
     installed: then its version tells.
     """
-    spec = PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])
+    spec = find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())])
     if spec is None or spec.origin is None:
         return ""
     file = Path(spec.origin)

@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import dtrain
 from dtrain import result
 from dtrain.config import environment
 
@@ -58,3 +60,16 @@ def test_nothing_that_the_folder_brings_is_run(folder: Path) -> None:
 def test_a_folder_without_git_says_nothing(folder: Path) -> None:
     result.note_code()
     assert "code" not in result.versions()
+
+
+def test_the_source_of_dtrain_has_one_digest_wherever_it_is_found(folder: Path) -> None:
+    code = "from dtrain import result; print(result.source_digest('dtrain'), result.source_digest('own'))"
+    (folder / "own.py").write_text("x = 1")
+    elsewhere = {**os.environ, "PYTHONPATH": str(Path(dtrain.__file__).parents[1])}
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split()
+        for env in (elsewhere, own)
+    )
+    assert len(first) == 2 and first[1] == second[1]
+    assert all(map(len, first + second))

@@ -126,6 +126,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
     """
     before = _contents(plan.out, RESULT)
     log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
+    screen.say(f"job {job} runs it · {log.path}")
     with signals.noted() as stop:
         asked = 0
         while _is_queued(launcher, plan.out, job):

@@ -90,6 +90,8 @@ class EngineTests:
             if not self.detached:
                 return
             again = self._begin(folder, *RUN, f"steps={LONG}", "out=run", *self.words)
+            while "runs it" not in again.stdout.readline():
+                assert again.poll() is None
             self._ends(folder, 0, "stop", "run")
             assert again.wait(self.seconds) == 75
         assert list((folder / "run" / "checkpoints").rglob("COMMIT.json"))

@@ -93,7 +93,8 @@ class EngineTests:
             while "runs it" not in again.stdout.readline():
                 assert again.poll() is None
             self._ends(folder, 0, "stop", "run")
-            assert again.wait(self.seconds) == 75
+            again.communicate(timeout=self.seconds)
+            assert again.returncode == 75
         assert list((folder / "run" / "checkpoints").rglob("COMMIT.json"))
 
     def _begin(self, folder: Path, *words: str) -> Any:

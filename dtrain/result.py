@@ -102,7 +102,10 @@ def source_digest(name: str) -> str:
     """A digest of the Python files of a package or module, which is not imported; empty if it is not here, or is
     installed: then its version tells.
     """
-    spec = find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())])
+    try:
+        spec = find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())])
+    except ValueError:  # it is no name of a module, or that of a script
+        return ""
     if spec is None or spec.origin is None:
         return ""
     file = Path(spec.origin)

@@ -24,7 +24,7 @@ from dtrain.errors import WordsError
 from dtrain.model import caveats
 from dtrain.model.seeds import derive
 
-LOSS, GRADIENT, WEIGHT = 2e-6, 4e-6, 1e-4
+LOSS, GRADIENT, WEIGHT = 2e-6, 2e-6, 1e-4
 STEPS, LR = 5, 1e-3
 FAST = (
     ("gpt2", "tp"), ("falcon", "cp"), ("mamba", "ddp"), ("t5", "zero2"), ("deberta", "fsdp"), ("convnext", "ddp"), ("lora_llama", "fsdp"), ("gemma2", "pp"),

@@ -36,13 +36,19 @@ class Engine(Protocol):
     methods from one thread.
     """
 
+    def prepare(self, plan: Plan) -> None:
+        """Look whether the nodes of a plan can be started. Raises PreflightError or WordsError with the problems of
+        all of them.
+        """
+        ...
+
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Execute `command` on each of these nodes, in a folder with the same code, and return at once. It is called
         again for nodes whose process has ended.
 
         `environment`: variables to set beside those that are there. They hold the run's secret: they may pass through
         an environment or a standard input, never through arguments or a file that others can read. Raises
-        PreflightError, with the problems of all nodes, if the run cannot be started.
+        PreflightError.
         """
         ...
 
@@ -70,6 +76,12 @@ class Detached(Launcher, Protocol):
 
     def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
         """Queue the job and return its name. `environment` as in `Engine.start`. Raises PreflightError."""
+        ...
+
+    def submit_workers(self, plan: Plan, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        """Queue a job of workers of the sweep at `plan.out`: `command` on each of its nodes, as soon as there is room
+        for one. Each has room for `plan.devices` ranks. Returns the job's name. Raises PreflightError.
+        """
         ...
 
     def jobs(self, out: str) -> Collection[str]:

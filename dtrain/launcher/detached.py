@@ -129,7 +129,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
     screen.say(f"job {job} runs it · {log.path}")
     with signals.noted() as stop:
         asked = 0
-        while _is_queued(launcher, plan.out, job):
+        while is_queued(launcher, plan.out, job):
             log.show()
             if asked < min(len(stop), 2):
                 asked += 1
@@ -148,7 +148,8 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
     return replace(result, status="interrupted") if stop[:1] == [signal.SIGINT] else result
 
 
-def _is_queued(launcher: Detached, out: str, job: str) -> bool:
+def is_queued(launcher: Detached, out: str, job: str) -> bool:
+    """Whether a job has not ended, as far as its scheduler answers."""
     try:
         return job in launcher.jobs(out)
     except PreflightError:  # the scheduler is started again

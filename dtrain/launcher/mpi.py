@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from dtrain.config.environment import SECRET
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher.children import Children
@@ -16,8 +15,7 @@ from dtrain.launcher.local import attached
 from dtrain.planned import Plan
 from dtrain.result import Result
 
-OPEN_MPI = ("--np", "{nodes}", "--map-by", "node", "--bind-to", "none", "-x", SECRET)
-"""It passes no variable that is not named; the others pass all."""
+OPEN_MPI = ("--np", "{nodes}", "--map-by", "node", "--bind-to", "none")
 HYDRA = ("-n", "{nodes}", "-ppn", "1")
 ARGUMENTS: Mapping[str, Sequence[str]] = {
     "Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "HYDRA": HYDRA, "Intel(R) MPI": HYDRA,
@@ -40,12 +38,15 @@ class Mpi:
         if not self._command:
             raise WordsError("launcher.command is empty. Type launcher.command=mpirun.")
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
-        self._arguments, self._children = list[str](), Children()
+        self._arguments, self._passes_all, self._children = list[str](), True, Children()
 
     def describe(self, plan: Plan) -> str:
         return f"{shlex.join(self._command)}: {plan.nodes} x python -m dtrain.launcher.local.agent <address>"
 
     def launch(self, plan: Plan) -> Result:
+        return attached.launch(plan, engine=self, **self._serving)
+
+    def prepare(self, plan: Plan) -> None:
         version = self._version()
         kind = next((kind for kind in ARGUMENTS if kind in version), None)
         if kind is None:
@@ -54,10 +55,11 @@ class Mpi:
                 f"--version says {cut(version.strip())!r}."
             )
         self._arguments = [argument.format(nodes=plan.nodes) for argument in ARGUMENTS[kind]]
-        return attached.launch(plan, engine=self, **self._serving)
+        self._passes_all = ARGUMENTS[kind] is not OPEN_MPI  # it passes the variables that are named
 
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._children.start(nodes, [*self._command, *self._arguments, *command], environment)
+        named = [] if self._passes_all else [part for name in environment for part in ("-x", name)]
+        self._children.start(nodes, [*self._command, *self._arguments, *named, *command], environment)
 
     def alive(self) -> Collection[int]:
         return self._children.alive()

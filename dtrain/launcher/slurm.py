@@ -74,24 +74,17 @@ class Slurm:
 
     def describe(self, plan: Plan) -> str:
         """The script for sbatch. Raises WordsError for words that cannot stand in it."""
-        problems = [*self._wrong(plan)]
-        if problems:
-            raise WordsError(*problems)
-        script = SCRIPT.format(
-            folder=shlex.quote(str(Path.cwd())),
-            setup="".join(f"{line}\n" for line in self._setup),
-            command=shlex.join([sys.executable, "-m", "dtrain", "run", plan.out]),
-            wait=PREEMPTED_SECONDS,
-        )
-        return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options(plan)), script])
+        return self._script(plan, [sys.executable, "-m", "dtrain", "run", plan.out], {"--nodes": plan.nodes})
 
     def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
-        self.log(plan.out, "").parent.mkdir(parents=True, exist_ok=True)
-        answer = _ask("sbatch", "--parsable", script=self.describe(plan), environment=environment)
-        return answer.partition(";")[0].strip()
+        return self._queue(plan, self.describe(plan), environment)
+
+    def submit_workers(self, plan: Plan, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        script = self._script(plan, command, {"--nodes": 1, "--array": f"0-{plan.nodes - 1}"})
+        return self._queue(plan, script, environment)
 
     def jobs(self, out: str) -> Collection[str]:
-        return _ask("squeue", "--me", "--noheader", f"--name={_name(out)}", "--format=%A").split()
+        return {*_ask("squeue", "--me", "--noheader", f"--name={_name(out)}", "--format=%F").split()}
 
     def cancel(self, job: str, *, save: bool) -> None:
         if save:
@@ -112,19 +105,32 @@ class Slurm:
                 "launcher=slurm out."
             )
         hosts = _ask("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
-        if len(hosts) < plan.nodes:
-            raise PreflightError(
-                f"nodes={plan.nodes}, but this allocation of Slurm has {len(hosts)}. Type nodes={len(hosts)}, or run "
-                "the command outside of it, where it submits a job."
-            )
         steps = Steps(hosts, plan.devices * plan.threads)
         here = self._serving["address"] or network.outward(hosts[-1])
         return attached.launch(plan, engine=steps, **{**self._serving, "address": here})
 
-    def _options(self, plan: Plan) -> Iterator[str]:
+    def _script(self, plan: Plan, command: Sequence[str], shape: Mapping[str, Any]) -> str:
+        """Raises WordsError."""
+        problems = [*self._wrong(plan)]
+        if problems:
+            raise WordsError(*problems)
+        script = SCRIPT.format(
+            folder=shlex.quote(str(Path.cwd())),
+            setup="".join(f"{line}\n" for line in self._setup),
+            command=shlex.join(command),
+            wait=PREEMPTED_SECONDS,
+        )
+        options = (f"#SBATCH {option}" for option in self._options(plan, shape))
+        return "\n".join(["#!/bin/bash", *options, script])
+
+    def _queue(self, plan: Plan, script: str, environment: Mapping[str, str]) -> str:
+        self.log(plan.out, "").parent.mkdir(parents=True, exist_ok=True)
+        return _ask("sbatch", "--parsable", script=script, environment=environment).partition(";")[0].strip()
+
+    def _options(self, plan: Plan, shape: Mapping[str, Any]) -> Iterator[str]:
         asked = [match[1] for line in self._more if (match := LINE.fullmatch(line))]
         ours: dict[str, Any] = {
-            "--job-name": _name(plan.out), "--nodes": plan.nodes, "--ntasks-per-node": 1,
+            "--job-name": _name(plan.out), **shape, "--ntasks-per-node": 1,
             "--cpus-per-task": plan.devices * plan.threads, "--output": f'"{self.log(plan.out, "%j")}"',
             "--open-mode": "append", "--export": "ALL", "--signal": f"B:USR1@{self._save_before}",
         }  # fmt: skip
@@ -159,6 +165,14 @@ class Steps:
 
     def __init__(self, hosts: Sequence[str], cores: int) -> None:
         self._hosts, self._cores, self._children = hosts, cores, Children()
+
+    def prepare(self, plan: Plan) -> None:
+        there = len(self._hosts)
+        if there < plan.nodes:
+            raise PreflightError(
+                f"nodes={plan.nodes}, but this allocation of Slurm has {there}. Type nodes={there}, or run the command "
+                "outside of it, where it submits a job."
+            )
 
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
         for node in nodes:

@@ -60,6 +60,9 @@ class Ssh:
         return "\n".join(shlex.join(self._ssh(host, command)) for host in self._hosts[: plan.nodes])
 
     def launch(self, plan: Plan) -> Result:
+        return attached.launch(plan, engine=self, **self._serving)
+
+    def prepare(self, plan: Plan) -> None:
         self.describe(plan)
         if not shutil.which("ssh"):
             raise PreflightError("launcher=ssh: ssh is not installed here. Install an OpenSSH client.")
@@ -67,7 +70,6 @@ class Ssh:
             problems = [problem for problem in pool.map(self._look, self._hosts[: plan.nodes]) if problem]
         if problems:
             raise PreflightError(*problems)
-        return attached.launch(plan, engine=self, **self._serving)
 
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
         for node in nodes:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dtrain import secrets
+from dtrain.config.environment import WORKERS
 from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import process
 from dtrain.lifecycle import failure, signals, unwatched
@@ -92,6 +93,7 @@ class Engine:
         self._asked, self._began = 0, time.time()
         self._request, self._looked_for_request = 0, time.monotonic()
         """The newest request to stop before this worker began, and when it looked for a newer one."""
+        self._crew = os.environ.get(WORKERS, "")
         self._watched = 0.0
         """When it was last looked whether jobs are suspended."""
 
@@ -100,7 +102,7 @@ class Engine:
         asked to stop. Raises KeyboardInterrupt when asked twice.
         """
         signals.listen()
-        self._request = stop_request.newest(self.root)
+        self._request = stop_request.newest(self.root, self._crew)
         with process.scratch("sweep") as self._scratch:
             try:
                 while self._running or (self._may_begin() and self.is_something_left()):
@@ -324,7 +326,7 @@ class Engine:
             return
         self._looked_for_request = time.monotonic()
         with suppress(StoreError):  # the next look may see it
-            if stop_request.newest(self.root) > self._request:
+            if stop_request.newest(self.root, self._crew) > self._request:
                 screen.complain("asked to stop by dtrain sweep stop: jobs save and stop", begin="note: ")
                 os.kill(os.getpid(), signal.SIGTERM)
 

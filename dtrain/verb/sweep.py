@@ -10,7 +10,7 @@ dtrain sweep retry runs/s [<a job> ...]   run failed jobs again, all or those th
 dtrain sweep stop s3://bucket/s           ask every worker, on any host, to save its jobs and end
 """
 
-import random
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,32 +18,35 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dtrain.cluster import detect
+from dtrain.cluster import Cluster, detect
 from dtrain.compose import connect
+from dtrain.config.environment import HANDED
+from dtrain.config.facts import fact
+from dtrain.config.schema import Config
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
+from dtrain.planned import Plan
 from dtrain.recipe import requires
 from dtrain.report import facts
 from dtrain.report.runs import Run, below
 from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code, source_digest
 from dtrain.secrets import masked, redact_arg, screen
-from dtrain.storage import store
-from dtrain.sweep import folder, foreign, jobs, stop, stop_request, trials
-from dtrain.sweep.drawing import sampler_of
+from dtrain.storage import options, store
+from dtrain.sweep import agenda, folder, foreign, jobs, stop_request, trials
+from dtrain.sweep.crew import Nodes, crew, split
 from dtrain.sweep.engine import Engine, summary
-from dtrain.sweep.folder import Job, State
+from dtrain.sweep.folder import Job
 from dtrain.sweep.live import Display, Lines, display
-from dtrain.sweep.proposer import Ended, Listed, Proposer
-from dtrain.sweep.search import Search
+from dtrain.sweep.proposer import Ended, Proposer
 from dtrain.sweep.space import label
 from dtrain.sweep.stopping import Stopping
 from dtrain.sweep.study import Study, value_of
 from dtrain.sweep.trials import Trial
-from dtrain.sweep.workers import workers
+from dtrain.sweep.workers import by_crew
 from dtrain.verb import runs
 from dtrain.verb.train import decide
 
@@ -56,6 +59,8 @@ def run(words: Sequence[str]) -> int:
     if act not in ACTS or not places or (len(places) > 1 and act != "retry"):
         raise WordsError(f"sweep: type dtrain sweep <{', '.join(ACTS)}> <the folder or URL of a sweep>.")
     root, more = places[0].rstrip("/") or "/", [word for word in words[1:] if word != places[0]]
+    if handed := os.environ.pop(HANDED, ""):
+        options.take_over(handed)
     connect(more, root)
     return ACTS[act](root, more)
 
@@ -65,10 +70,13 @@ def multirun(words: Sequence[str]) -> int:
     ours, hydras = foreign.split(words)
     request = jobs.read(ours, proposed=bool(hydras.sweeper))
     foreign.check(hydras)
+    request, nodes = split(request)
+    if nodes and hydras.words:
+        raise WordsError(f"{nodes.word}: {hydras.words[0]} starts the workers or proposes the jobs. Leave one out.")
     with zygote.kept():
         if hydras.sweeper:
             return _by_sweeper(request, hydras)
-        return _take_part([request], begin=True, hydras=hydras)
+        return _take_part([request], begin=True, hydras=hydras, nodes=nodes)
 
 
 def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
@@ -79,7 +87,7 @@ def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
         judged = list[jobs.Judged | WordsError]()
         for each in requests:
             try:
-                judged.append(jobs.judged(each, detect(), decide))
+                judged.append(jobs.judged(each, detect(), _decide))
             except WordsError as error:
                 screen.complain(str(error))
                 judged.append(error)
@@ -155,56 +163,81 @@ def _take_part(
     begin: bool,
     only: frozenset[str] = frozenset(),
     hydras: foreign.Foreign = foreign.OURS,
+    nodes: Nodes | None = None,
 ) -> int:
     """Run the jobs that are not finished; `only`: of these. `begin`: describe the sweep in its folder; otherwise it was
-    begun by another command, and the jobs are taken in another order. `hydras`: who starts workers.
+    begun by another command, and the jobs are taken in another order. `hydras`, `nodes`: who starts workers, and where.
     """
-    root, cluster = requests[0].root, detect()
-    if cluster.external and cluster.external.world:
+    root, cluster = requests[0].root, nodes.cluster if nodes else detect()
+    if begin and cluster.external and cluster.external.world:
         raise WordsError("-m: ranks of an outer launcher cannot run a sweep. Type the command once, without it.")
-    cluster = replace(cluster, external=None)  # each task of an Indexed Job is a worker of its own
-    if begin and not hydras.launcher and store.is_local(root) and folder.read(root) is None:
+    cluster = replace(cluster, external=None)  # each process of an outer launcher is a worker of its own
+    if begin and not (hydras.launcher or nodes) and store.is_local(root) and folder.read(root) is None:
         zygote.begin()  # it loads torch while the jobs are judged
-    judged = [jobs.judged(request, cluster, decide) for request in requests]
+    judged = [jobs.judged(request, cluster, _decide) for request in requests]
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
     requires.check(config, cluster)
-    if not store.is_local(root):
+    leader = crew(judged[0], requests[0], hydras, nodes)
+    if leader:
+        leader.prepare()
+    elif not store.is_local(root):
         zygote.begin()  # a client of that storage starts threads
     with store.patience(LOOK_SECONDS):
-        preflight.check(replace(plan, out=root), of_sweep=True)
-    note_code()
-    code = {name: source_digest(name) for name in ("dtrain", *(name.partition(".")[0] for name in config.trust))}
-    for request, each in zip(requests, judged, strict=True) if begin else ():
-        folder.join(root, request.description(each.study, code))
+        preflight.check(replace(plan, out=root, launcher=nodes.launcher if nodes else plan.launcher), of_sweep=True)
+    looks_for = _describe(requests, judged, begin=begin)
     every = folder.placed(root, {job.digest: job for each in judged for job in each.jobs}.values())
-    there = folder.read(root)
-    looks_for = judged[0].study if there is None else there.study
-    _note_changes(there.code if there else {}, code)
     what = "trials" if looks_for.is_search else "jobs"
     proposer, total, done = (
-        _named(requests, judged, every, looks_for, only)
+        agenda.named(requests, judged, every, looks_for, only)
         if only
-        else _proposer(requests, judged[0], every, looks_for, shuffled=not begin)
+        else agenda.of(requests, judged[0], every, looks_for, shuffled=not begin)
     )
     screen.say(
         f"{total} {what} in {cut(root)}"
         + f", of which {done} are finished" * bool(done)
-        + f"; {min(slots, total - done)} at a time" * (total > done)
+        + f"; {min(slots, total - done)} at a time" * (total > done and not nodes)
     )
-    shown = Lines(total, done, looks_for) if hydras.launcher else display(cut(root), total, done, looks_for)
+    shown = Lines(total, done, looks_for) if leader else display(cut(root), total, done, looks_for)
     engine = (
-        workers(hydras, requests[0], judged[0], every, shown.ended)
-        if hydras.launcher
+        by_crew(leader, requests[0], judged[0], every, shown.ended)
+        if leader
         else _engine(root, judged[0], proposer, shown)
     )
     with shown:
         engine.run()
+    if nodes and nodes.launcher.get("detach"):
+        screen.say(f"the same words follow it, dtrain stop {cut(root)} ends it")
+        return 0
     _show(root, looks_for, 0 if hydras.sweeper else total, engine.failed.values())
-    if isinstance(proposer, Stopping) and not hydras.launcher:
+    if isinstance(proposer, Stopping) and not leader:
         screen.say(proposer.report())
     elif engine.failed or engine.stopped or engine.is_something_left():
         screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
-    return _exit_code(bool(engine.failed) or (bool(hydras.launcher) and engine.is_something_left()))
+    return _exit_code(bool(engine.failed) or (bool(leader) and engine.is_something_left()))
+
+
+def _decide(config: Config, cluster: Cluster) -> Plan:
+    """As for a run; a job runs where its worker does."""
+    plan = decide(config, cluster)
+    if fact(plan.launcher, "where") == "elsewhere":
+        word = f"launcher={config.choices['launcher']}"
+        raise WordsError(
+            f"{word} ({config.sources.get('launcher', 'default')}): a job of a sweep runs where its worker does. Type "
+            f"{word} beside -m, neither swept nor in a recipe: it starts workers."
+        )
+    return plan
+
+
+def _describe(requests: Sequence[jobs.Request], judged: Sequence[jobs.Judged], *, begin: bool) -> Study:
+    """Write sweep.yaml if this command begins the sweep, and return what the sweep there looks for."""
+    note_code()
+    root, trusted = requests[0].root, (name.partition(".")[0] for name in judged[0].config.trust)
+    code = {name: source_digest(name) for name in ("dtrain", *trusted)}
+    for request, each in zip(requests, judged, strict=True) if begin else ():
+        folder.join(root, request.description(each.study, code))
+    there = folder.read(root)
+    _note_changes(there.code if there else {}, code)
+    return there.study if there else judged[0].study
 
 
 def _note_changes(before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -221,7 +254,7 @@ def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) 
     sweep = judged.config.sweep
     return Engine(
         root,
-        lambda job, slot: jobs.decided(job, root, judged, decide, slot),
+        lambda job, slot: jobs.decided(job, root, judged, _decide, slot),
         judged.slots,
         sweep.retries,
         sweep.fail == "stop",
@@ -243,75 +276,9 @@ def _show(root: str, study: Study, total: int, failed: Iterable[Ended]) -> None:
         screen.complain(f"failed: {line}")
 
 
-def _proposer(
-    requests: Sequence[jobs.Request], judged: jobs.Judged, every: Sequence[Job], study: Study, *, shuffled: bool
-) -> tuple[Proposer, int, int]:
-    """The proposer of a grid or a search, the number of its jobs, and of those that are finished."""
-    request = requests[0]
-    source, total, done = (
-        _search(request.root, request, judged, study)
-        if study.is_search
-        else _grid(request.root, every, study, shuffled=shuffled)
-    )
-    if study.stop == "none":
-        return source, total, done
-    screen.say(stop.sentence(study, judged.plan.steps))
-    space = [axis for each in requests for axis in each.space]
-    stopping = stop.proposer(
-        request.root, study, judged.plan.steps, source, total, space,
-        lambda values, parent, step: jobs.born(request, values, judged.conditions, parent, step),
-    )  # fmt: skip
-    return stopping, total, done
-
-
-def _grid(root: str, every: Sequence[Job], study: Study, *, shuffled: bool) -> tuple[Proposer, int, int]:
-    """The jobs that are not finished, the number of all, and of those that are. Those that may stop early are compared
-    with the finished ones too, in their order.
-    """
-    states = folder.states(root, every)
-    left = [job for job in every if states[job.name].status != "finished"]
-    if study.stop != "none":
-        return Listed(stop.in_order(every, study)), len(every), len(every) - len(left)
-    if shuffled:
-        random.shuffle(left)
-    return Listed(left), len(every), len(every) - len(left)
-
-
-def _named(
-    requests: Sequence[jobs.Request],
-    judged: Sequence[jobs.Judged],
-    every: Sequence[Job],
-    study: Study,
-    names: frozenset[str],
-) -> tuple[Proposer, int, int]:
-    """The jobs of these names, of a grid or of the trials of a search. Raises WordsError for another name."""
-    known = {job.name: job for job in every}
-    for request, each in zip(requests, judged, strict=True):
-        for trial in trials.every(request.root, request.space) if study.is_search else ():
-            known[trial.job] = replace(jobs.drawn(request, trial.values, each.conditions), name=trial.job)
-    if unknown := names - known.keys():
-        raise WordsError(*(f"retry: {cut(name)} is no job of this sweep. Name others." for name in sorted(unknown)))
-    return Listed([known[name] for name in known if name in names]), len(names), 0
-
-
 def _states(root: str) -> dict[str, folder.State]:
     """The state of every folder of a sweep that may be a job."""
     return folder.states(root, [Job({}, (), name) for name in store.folders(root)])
-
-
-def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study) -> tuple[Proposer, int, int]:
-    """The search as far as its files say, the number of its trials, and of those that are finished."""
-    known = trials.every(root, request.space)
-    states = folder.states(root, [Job({}, (), trial.job) for trial in known])
-    search = Search(
-        root,
-        study,
-        sampler_of(study, request.space, judged.conditions),
-        lambda number: trials.read(root, number, request.space),
-        lambda values: jobs.drawn(request, values, judged.conditions),
-        [(trial, states[trial.job] if study.stop == "none" else State("new")) for trial in known],
-    )
-    return search, study.trials or 0, sum(state.status == "finished" for state in states.values())
 
 
 def _ls(root: str, more: Sequence[str]) -> int:

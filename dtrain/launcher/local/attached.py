@@ -56,6 +56,8 @@ def launch(
             "objects that were passed to dtrain.run exist in this process alone, and the ranks run in others. Put "
             "their classes into a module that the nodes have too."
         )
+    if engine:
+        engine.prepare(plan)
     try:
         address = network.meeting(address) if address or engine else None
     except (OSError, ValueError) as error:

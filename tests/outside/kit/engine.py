@@ -24,6 +24,9 @@ class Processes:
     def launch(self, plan: Plan) -> Result:
         return attached.launch(plan, engine=self, **self._serving)
 
+    def prepare(self, plan: Plan) -> None:
+        pass
+
     def start(self, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
         for node in nodes:
             self._children.start([node], [self._python or command[0], *command[1:]], environment)

@@ -1,0 +1,138 @@
+"""Workers of a sweep that engines start on nodes, and that a scheduler queues as an array."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import commands
+import pytest
+from commands import COMMAND, Forked
+from slurm import slurm
+from ssh import hosts
+
+SMALL = ["model=mlp", "data=synthetic", "objective=regression", "hook=[]", "logger=[]", "checkpoint.every=50"]
+
+
+def results(root: Path) -> dict[str, int]:
+    """The folder of each finished job -> its last step."""
+    ended = {path.parent.name: json.loads(path.read_text()) for path in root.glob("seed-*/result.json")}
+    return {name: result["step"] for name, result in ended.items() if result["status"] == "finished"}
+
+
+def workers(place: Path) -> list[int]:
+    """The processes that engines started as workers in this folder."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            if arguments[1:3] == [b"-m", b"dtrain.sweep.worker"] and (entry / "cwd").readlink() == place:
+                pids.append(int(entry.name))
+    return pids
+
+
+def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(params=["ssh", "openmpi"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The words that start two workers."""
+    if request.param == "openmpi":
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            monkeypatch.setenv(name, "1")
+        yield ["launcher=mpi", "launcher.command='mpirun.openmpi --host localhost:2'", "sweep.workers=2"]
+        return
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={Path(__file__).parents[2]} exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    with hosts(tmp_path) as (names, options):
+        yield [
+            "launcher=ssh", f"launcher.hosts=[{','.join(names)}]", f"launcher.options='{' '.join(options)}'",
+            f"launcher.python={python}", "sweep.workers=2",
+        ]  # fmt: skip
+
+
+@pytest.mark.campaign("kills")
+def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place: Path) -> None:
+    words = ["-m", *SMALL, "steps=1000", "seed=range(0,6)", "sweep.parallel=1", "sweep.out=s"]
+    command = Forked([*COMMAND, *words, *engine], cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: results(place / "s"))
+    os.kill(workers(place)[0], signal.SIGKILL)
+    said, complained = command.communicate(timeout=200)
+    assert command.returncode == 0, complained
+    assert [*results(place / "s").values()] == [1000] * 6
+    assert said.count(" finished seed=") == 6 and "Traceback" not in complained
+    assert not workers(place)
+
+
+@pytest.mark.campaign("kills")
+def test_ctrl_c_has_the_jobs_of_all_workers_save(engine: list[str], place: Path) -> None:
+    words = ["-m", *SMALL, "steps=1000000", "seed=range(0,4)", "sweep.parallel=1", "sweep.out=s"]
+    command = Forked([*COMMAND, *words, *engine], cwd=place, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len([*(place / "s").glob("seed-*/checkpoints/*/*/COMMIT.json")]) > 1)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(100) == 130
+    wait_until(lambda: not workers(place), 20)
+    ended = [json.loads(path.read_text())["status"] for path in (place / "s").glob("seed-*/result.json")]
+    assert ended == ["preempted"] * 2
+
+
+@pytest.mark.campaign("kills")
+def test_twelve_jobs_on_an_array_of_two_survive_three_preemptions(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    with slurm(tmp_path / "slurm") as variables:
+        environment = {**os.environ, **variables, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+        def asked(*command: str) -> str:
+            return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+        words = ["-m", *SMALL, "steps=3000", "seed=range(0,12)", "sweep.parallel=1", "sweep.out=s", "launcher=slurm"]
+        words += ["sweep.workers=2", "launcher.save_before=0"]
+        command = Forked([*COMMAND, *words], cwd=place, env=environment, text=True, stdout=subprocess.PIPE)
+        for number in range(3):
+            wait_until(lambda: len(results(place / "s")) > 2 * number)  # noqa: B023 - it is called at once
+            before = asked("squeue", "--noheader", "--states=RUNNING", "--partition=main", "--format=%A").split()
+            high = ["sbatch", "--parsable", "--partition=hi", "--nodes=2", "--exclusive", "--output=/dev/null"]
+            job = asked(*high, "--wrap", "sleep 1").strip()
+            wait_until(lambda: job not in asked("squeue", "--noheader", "--format=%A").split())  # noqa: B023
+            for task in before:
+                subprocess.run(["scontrol", "update", f"JobId={task}", "StartTime=now"], env=environment)
+        said = command.communicate(timeout=300)[0]
+        assert command.returncode == 0, said
+        assert [*results(place / "s").values()] == [3000] * 12
+        assert said.count(" finished seed=") == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["launcher=ssh", "launcher.hosts=[a]"],
+            "launcher=ssh: with -m it starts workers on nodes. Type sweep.workers=",
+        ),
+        (["launcher=ssh", "launcher.hosts=[a]", "sweep.workers=2"], "nodes=2, but launcher.hosts has 1"),
+        (["launcher=slurm", "sweep.workers=2", "nodes=2"], "a job of a sweep runs on the node of its worker"),
+        (["launcher=slurm", "sweep.workers=2", "hydra/launcher=joblib"], "hydra/launcher=joblib starts the workers"),
+        (["launcher=slurm,local"], "Type launcher=slurm beside -m, neither swept nor in a recipe"),
+    ],
+)
+def test_what_starts_no_workers_is_refused(words: list[str], sentence: str, tmp_path: Path) -> None:
+    done = commands.run("-m", *SMALL, "steps=2", "seed=0,1", *words, "sweep.out=s", cwd=tmp_path)
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    assert not (tmp_path / "s").exists()

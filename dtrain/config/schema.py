@@ -141,7 +141,7 @@ class Sweep:
         "int >= 1 and <= 1000 or auto", "auto", "jobs at a time; auto: by cores, GPUs and predicted memory"
     )
     workers: int | None = key(
-        "int >= 1 and <= 1000 or null", None, "workers that hydra/launcher starts; null: its n_jobs, or one"
+        "int >= 1 and <= 1000 or null", None, "workers that launcher or hydra/launcher starts; null: its n_jobs, or one"
     )
     retries: int = key("int >= 0", 1, "how often a job that was killed or met trouble that may pass is tried again")
     fail: str = key(["go_on", "stop"], "go_on", "when a job has failed: go on with the others, or stop")

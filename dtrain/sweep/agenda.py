@@ -1,5 +1,5 @@
-"""The work of a command in a sweep: the proposer of a grid, of a search or of named jobs, the number of all jobs, and of
-those that are finished.
+"""The work of a command in a sweep: the proposer of a grid, of a search or of named jobs, the number of all jobs, and
+of those that are finished.
 """
 
 import random

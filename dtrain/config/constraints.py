@@ -65,9 +65,14 @@ def _between(value: str) -> bool:
     return match is not None and 1 <= int(match[1]) <= int(match[2])
 
 
+def _is_text(value: Any) -> bool:
+    """No path and no argument of a process can have a null character."""
+    return isinstance(value, str) and "\0" not in value
+
+
 KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "text": ("text", lambda value: isinstance(value, str | int | float) and not isinstance(value, bool)),
-    "some text": ("text, not empty", lambda value: isinstance(value, str) and value != ""),
+    "text": ("text", lambda value: _is_text(value) or type(value) in (int, float)),
+    "some text": ("text, not empty", lambda value: _is_text(value) and value != ""),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "null": ("null", lambda value: value is None),
     "part": ("a part with a _target_", lambda value: isinstance(value, Mapping) and "_target_" in value),

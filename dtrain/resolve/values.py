@@ -97,13 +97,14 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     near, source = constraints.instead(meant, allowed, _default(config, key)), config.sources.get(key, "default")
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):
         near = config.numbers.get(key, spelling(value))
-    largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
+    more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
+    more += ", without a null character" if isinstance(value, str) and "\0" in value else ""
     instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
         f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
-        f"{constraints.say(allowed)}{largest}. Type {screen.typed(instead)}."
+        f"{constraints.say(allowed)}{more}. Type {screen.typed(instead)}."
     )
 
 

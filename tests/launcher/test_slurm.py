@@ -13,7 +13,7 @@ import pytest
 from commands import COMMAND, Forked
 from slurm import slurm
 
-from dtrain.testing.engine import EngineTests
+from dtrain.testing.engine import EngineTests, agents
 
 SMALL = (
     "model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "nodes=2", "devices=2", "hook=[]",
@@ -69,6 +69,12 @@ def started(out: Path) -> list[int]:
     return [event["step"] for event in events if event["event"] == "started"]
 
 
+def memory(pid: int, *kinds: str) -> int:
+    """Bytes."""
+    fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(amount) << 10 for kind, amount, *_ in fields if kind.removesuffix(":") in kinds)
+
+
 @pytest.mark.campaign("kills")
 class TestSlurm(EngineTests):
     start, detached, words = Forked, True, ("launcher=slurm",)
@@ -76,6 +82,17 @@ class TestSlurm(EngineTests):
     @pytest.fixture(autouse=True)
     def _queue(self, queue: dict[str, str]) -> None:
         self.environment = queue
+
+
+@pytest.mark.campaign("network")
+def test_a_command_that_follows_its_job_and_the_agents_are_small(queue: dict[str, str], place: Path) -> None:
+    command = subprocess.Popen([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stdout=subprocess.DEVNULL)
+    wait_until(lambda: rows(place / "a"))
+    assert memory(command.pid, "Rss") < 60 << 20 and "libtorch" not in Path(f"/proc/{command.pid}/maps").read_text()
+    assert len(agents(place)) == 2
+    assert all(memory(agent, "Private_Clean", "Private_Dirty") < 20 << 20 for agent in agents(place))
+    command.send_signal(signal.SIGINT)
+    assert command.wait(100) == 130
 
 
 @pytest.mark.campaign("network")

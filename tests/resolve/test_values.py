@@ -17,6 +17,12 @@ def test_a_number_out_of_range_is_refused_by_its_key(word: str) -> None:
     assert word.split("=")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["out", "data.path", "generate.prompt"])
+def test_a_text_with_a_null_character_is_refused(key: str) -> None:
+    with pytest.raises(WordsError, match=f"{key} is text.*, without a null character"):
+        plan(f'{key}="a\\0b"')
+
+
 def test_every_mistake_is_told_and_no_echo_of_one() -> None:
     with pytest.raises(WordsError) as caught:
         plan("steps=0", "seed=-1", "devices=x", "resume=mst")

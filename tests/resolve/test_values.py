@@ -17,7 +17,7 @@ def test_a_number_out_of_range_is_refused_by_its_key(word: str) -> None:
     assert word.split("=")[0] in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["out", "data.path", "generate.prompt"])
+@pytest.mark.parametrize("key", ["out", "generate.prompt"])
 def test_a_text_with_a_null_character_is_refused(key: str) -> None:
     with pytest.raises(WordsError, match=f"{key} is text.*, without a null character"):
         plan(f'{key}="a\\0b"')

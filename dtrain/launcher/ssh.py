@@ -11,11 +11,13 @@ import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
+from dtrain.launcher.bundle import bundle
 from dtrain.launcher.children import Children
 from dtrain.launcher.local import attached
 from dtrain.planned import Plan
@@ -30,25 +32,35 @@ OPTIONS = (
 """ssh asks for no password, and ends a minute after the other host went silent."""
 CONNECTIONS = 32
 """Hosts that are tried at the same time."""
-LOOK_SECONDS = 30.0
-"""Time for a host to answer before the run."""
+LOOK_SECONDS, BRING_SECONDS = 30.0, 600.0
+"""Time for a host to answer before the run, and to take the working folder."""
+PLACE = ".cache/dtrain/code"
+"""Below the home folder of a host: what was brought there, each state in a folder of its own."""
+BRING = "{{ test -d {place} || {{ mkdir -p {place}.$$ && tar -xzf - -C {place}.$$ && mv {place}.$$ {place}; }}; }}"
+"""For the shell of a host: unpack the standard input, unless that was done before."""
 
 
 class Ssh:
     """One node on each of `hosts`, the first of them where more are given than the plan has nodes. `hostfile`: a file
-    with a host on each line, instead. `folder`: the working folder there; null: as here. `python`: the interpreter
-    there. `options`: more arguments of ssh, as in a shell.
+    with a host on each line, instead. `folder`: the working folder there; null: as here. `sync`: bring the folder, to
+    a place of its own there. `python`: the interpreter there. `options`: more arguments of ssh, as in a shell.
     """
 
     about: ClassVar = {"where": "elsewhere"}
 
     def __init__(
-        self, *, hosts: Sequence[str], hostfile: str | None, folder: str | None, python: str, options: str,
-        restarts: int, silence: float, wait: float, address: str | None,
+        self, *, hosts: Sequence[str], hostfile: str | None, folder: str | None, sync: bool, python: str,
+        options: str, restarts: int, silence: float, wait: float, address: str | None,
     ) -> None:  # fmt: skip
         self._hosts = [*hosts] if hostfile is None else [*_lines(Path(hostfile))]
         self._named_in = "launcher.hosts" if hostfile is None else f"launcher.hostfile={hostfile}"
-        self._place, self._python, self._options = folder or str(Path.cwd()), python, _split(options)
+        if sync and folder:
+            raise WordsError(
+                f"launcher.folder={folder} names the code on the hosts, and launcher.sync=true brings it. Leave one "
+                "out."
+            )
+        self._place = f"{PLACE}/<digest>" if sync else folder or str(Path.cwd())
+        self._sync, self._python, self._options = sync, python, _split(options)
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
         self._children = Children()
 
@@ -66,8 +78,10 @@ class Ssh:
         self.describe(plan)
         if not shutil.which("ssh"):
             raise PreflightError("launcher=ssh: ssh is not installed here. Install an OpenSSH client.")
+        archive, digest = bundle() if self._sync else (b"", "")
+        self._place = f"{PLACE}/{digest}" if self._sync else self._place
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            problems = [problem for problem in pool.map(self._look, self._hosts[: plan.nodes]) if problem]
+            problems = [*filter(None, pool.map(partial(self._look, archive), self._hosts[: plan.nodes]))]
         if problems:
             raise PreflightError(*problems)
 
@@ -84,7 +98,10 @@ class Ssh:
 
     def _ssh(self, host: str, command: Sequence[str]) -> list[str]:
         """The command line that executes `command` in the working folder of a host."""
-        return self._to(host, f"cd {shlex.quote(self._place)} && exec {shlex.join(command)}", *OPTIONS)
+        return self._to(host, self._remote(command), *OPTIONS)
+
+    def _remote(self, command: Sequence[str]) -> str:
+        return f"cd {shlex.quote(self._place)} && exec {shlex.join(command)}"
 
     def _to(self, host: str, remote: str, *options: str) -> list[str]:
         parts = HOST.fullmatch(host)
@@ -92,17 +109,21 @@ class Ssh:
         port_options = ["-p", port] if port else []
         return ["ssh", *options, *self._options, *port_options, "--", re.sub(r"[][]", "", name), remote]
 
-    def _look(self, host: str) -> str:
-        """The problem of a host that cannot be a node; empty if there is none."""
-        command = self._ssh(host, [self._python, "-c", "import dtrain, torch"])
+    def _look(self, archive: bytes, host: str) -> str:
+        """Bring the archive of the working folder, if there is one. Returns the problem of a host that cannot be a
+        node; empty if there is none.
+        """
+        remote = f"{BRING.format(place=self._place)} && " if archive else ""
+        remote += self._remote([self._python, "-c", "import dtrain, torch"])
         try:
             ended = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=LOOK_SECONDS,
+                self._to(host, remote, *OPTIONS), input=archive, capture_output=True,
+                timeout=BRING_SECONDS if archive else LOOK_SECONDS,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"{host}: it did not answer within {LOOK_SECONDS:g} s."
-        last = cut((ended.stderr.strip().splitlines() or ["it says nothing"])[-1]).rstrip(".")
+        except subprocess.TimeoutExpired as error:
+            return f"{host}: it did not answer within {error.timeout:g} s."
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        last = cut((said or ["it says nothing"])[-1]).rstrip(".")
         if ended.returncode == 255:
             return (
                 f"{host}: ssh cannot log in there without a password: {last}. Try: {shlex.join(self._to(host, 'true'))}"

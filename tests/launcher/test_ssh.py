@@ -1,5 +1,6 @@
 """Nodes on hosts that ssh reaches, through an sshd for each: the losses of local nodes, and nothing left on them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,8 @@ from killing import descendants
 from ssh import hosts
 
 from dtrain.errors import WordsError
-from dtrain.launcher.ssh import HOST, Ssh
+from dtrain.launcher.bundle import bundle
+from dtrain.launcher.ssh import HOST, PLACE, Ssh
 from dtrain.testing.engine import EngineTests
 
 SMALL = [
@@ -82,6 +84,44 @@ def test_another_dtrain_on_the_hosts_is_told_once(words: list[str], tmp_path: Pa
     assert done.stderr.count(": the source of dtrain here differs from that on ") == 1, done.stderr
 
 
+NET = """import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, *, features: int, outputs: int):
+        super().__init__(features, outputs)
+        print(f"built in {__file__}")
+"""
+
+
+@pytest.mark.campaign("network")
+def test_the_folder_is_brought_to_the_hosts(words: list[str], tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    (place / "my net.txt").write_text("new")
+    (place / "mine.py").write_text(NET)
+    (place / ".gitignore").write_text("data\n")
+    (place / "data").write_text("large")
+    subprocess.run(["git", "init", "-q"], cwd=place, check=True)
+    with contextlib.chdir(place):
+        brought = Path.home() / PLACE / bundle()[1]
+    own = ["model._target_=mine.Net", "+model.features=64", "+model.outputs=10", "trust=[mine]"]
+    ssh = [*words, "launcher.sync=true"]
+    try:
+        done = commands.run(*SMALL[1:], *own, "steps=3", *ssh, f"out='{place}/a'", cwd=place, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(f"built in {brought}/mine.py") == 4, done.stdout
+        assert {path.name for path in brought.iterdir()} - {"__pycache__"} == {".gitignore", "mine.py", "my net.txt"}
+    finally:
+        shutil.rmtree(brought, ignore_errors=True)
+
+
+def test_a_folder_of_no_repository_cannot_be_brought(tmp_path: Path) -> None:
+    words = ["launcher=ssh", "launcher.hosts=[a,b]", "launcher.sync=true", "out=a"]
+    done = commands.run(*SMALL, "steps=2", *words, cwd=tmp_path)
+    assert done.returncode == 3 and "this folder is in no repository of it. Type git init" in done.stderr, done.stderr
+    done = commands.run(*SMALL, "steps=2", *words, "launcher.folder=/x", cwd=tmp_path)
+    assert done.returncode == 2 and "launcher.sync=true brings it. Leave one out" in done.stderr, done.stderr
+
+
 @pytest.mark.campaign("kills")
 def test_a_host_whose_connection_breaks_is_started_again(words: list[str], tmp_path: Path) -> None:
     place = tmp_path / "it's here"
@@ -115,8 +155,8 @@ def test_hosts_are_names_with_a_user_and_a_port(host: str, parts: tuple[str, str
 def test_options_that_no_shell_could_read_are_refused() -> None:
     with pytest.raises(WordsError, match=r"launcher.options=.*No closing quotation. Quote it as in a shell"):
         Ssh(
-            hosts=["a"], hostfile=None, folder=None, python="python3", options="-i 'a", restarts=0, silence=1.0,
-            wait=1.0, address=None,
+            hosts=["a"], hostfile=None, folder=None, sync=False, python="python3", options="-i 'a", restarts=0,
+            silence=1.0, wait=1.0, address=None,
         )  # fmt: skip
 
 

@@ -12,9 +12,12 @@ MOST_BYTES = 256 << 20
 """The most that the files of a folder may have together."""
 
 
-def bundle() -> tuple[bytes, str]:
-    """A gzipped tar of the working folder and a digest of its contents. Raises PreflightError."""
-    names = [name for name in _listed() if Path(name).is_file() or Path(name).is_symlink()]
+def bundle(out: str) -> tuple[bytes, str]:
+    """A gzipped tar of the working folder without the run's `out`, and a digest of its contents. Raises
+    PreflightError.
+    """
+    aside = Path(out).absolute()
+    names = [name for name in _listed() if aside not in Path(name).absolute().parents and _is_there(Path(name))]
     size = sum(Path(name).lstat().st_size for name in names)
     if size > MOST_BYTES:
         largest = max(names, key=lambda name: Path(name).lstat().st_size)
@@ -35,6 +38,10 @@ def bundle() -> tuple[bytes, str]:
             else:
                 tar.addfile(member)
     return archive.getvalue(), digest.hexdigest()[:16]
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_file() or path.is_symlink()
 
 
 def _listed() -> list[str]:

@@ -78,7 +78,7 @@ class Ssh:
         self.describe(plan)
         if not shutil.which("ssh"):
             raise PreflightError("launcher=ssh: ssh is not installed here. Install an OpenSSH client.")
-        archive, digest = bundle() if self._sync else (b"", "")
+        archive, digest = bundle(plan.out) if self._sync else (b"", "")
         self._place = f"{PLACE}/{digest}" if self._sync else self._place
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             problems = [*filter(None, pool.map(partial(self._look, archive), self._hosts[: plan.nodes]))]

@@ -102,11 +102,11 @@ def test_the_folder_is_brought_to_the_hosts(words: list[str], tmp_path: Path) ->
     (place / "data").write_text("large")
     subprocess.run(["git", "init", "-q"], cwd=place, check=True)
     with contextlib.chdir(place):
-        brought = Path.home() / PLACE / bundle()[1]
+        brought = Path.home() / PLACE / bundle("a")[1]
     own = ["model._target_=mine.Net", "+model.features=64", "+model.outputs=10", "trust=[mine]"]
     ssh = [*words, "launcher.sync=true"]
     try:
-        done = commands.run(*SMALL[1:], *own, "steps=3", *ssh, f"out='{place}/a'", cwd=place, timeout=200)
+        done = commands.run(*SMALL[1:], *own, "steps=3", *ssh, f"out={tmp_path}/a", cwd=place, timeout=200)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(f"built in {brought}/mine.py") == 4, done.stdout
         assert {path.name for path in brought.iterdir()} - {"__pycache__"} == {".gitignore", "mine.py", "my net.txt"}

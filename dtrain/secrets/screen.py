@@ -83,6 +83,31 @@ class _Screen(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
+class _Labelled(_Screen):
+    """Begins each line with a label."""
+
+    def __init__(self, number: int, label: str) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._label, self._begins = label.encode(), True
+
+    def write(self, data: Any) -> int:
+        lines = bytes(data).splitlines(keepends=True)
+        left = b"".join(self._label + line if self._begins or number else line for number, line in enumerate(lines))
+        self._begins = lines[-1:] == [] or lines[-1].endswith((b"\n", b"\r"))
+        while left:
+            left = left[super().write(left) :]
+        return len(data)
+
+
+def label(text: str) -> None:
+    """Begin each line that this process prints with a text, in one piece where it is printed in one."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        old.flush()
+        raw = io.BufferedWriter(_Labelled(old.fileno(), text))
+        setattr(sys, name, io.TextIOWrapper(raw, old.encoding, "backslashreplace", line_buffering=True))
+
+
 def full() -> OSError | None:
     """Why printed text was lost: the disk is full. None if nothing was lost."""
     return _full[0] if _full else None

@@ -9,6 +9,7 @@ Its nodes must be processes of this host: the tests look for them by their worki
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,13 @@ RUN = (
     "logger=[]", "checkpoint.every=10",
 )  # fmt: skip
 FAULT = "hook.fault._target_=dtrain.testing.faults.AtStep"
+HOOK = """class Says:
+    about = {"figures": {}}
+    every = 6
+
+    def __call__(self, info):
+        print("step", info.step, "in mine")
+"""
 LONG = 1_000_000
 """Steps of a run that does not end by itself."""
 
@@ -41,7 +49,12 @@ class EngineTests:
 
     def test_two_nodes_have_the_losses_of_local_ones(self, tmp_path: Path) -> None:
         folder = _folder(tmp_path)
-        self._ends(folder, 0, *RUN, "steps=6", "out=far", *self.words)
+        (folder / "mine.py").write_text(HOOK)
+        says = ("hook.says._target_=mine.Says", "trust=[mine]")
+        output = self._ends(folder, 0, *RUN, *says, "steps=6", "out=far", *self.words)
+        assert sorted(re.findall(r"^.*step 6 in mine$", output, re.MULTILINE)) == [
+            "[rank 1] step 6 in mine", "[rank 2] step 6 in mine", "[rank 3] step 6 in mine", "step 6 in mine"
+        ]  # fmt: skip
         self._ends(folder, 0, *RUN, "steps=6", "out=near", "launcher=local")
         far, near = ([row["loss"] for row in _rows(folder / out)] for out in ("far", "near"))
         assert far == near and len(far) == 6
@@ -63,6 +76,20 @@ class EngineTests:
             os.kill(agents(folder)[-1], signal.SIGKILL)
             assert command.wait(self.seconds) == 0
         assert _steps(folder / "run") == [*range(1, 3001)] and len(_starts(folder / "run")) > 1
+
+    def test_a_node_that_is_told_to_go_has_the_run_save(self, tmp_path: Path) -> None:
+        folder = _folder(tmp_path)
+        with self._running(folder, f"steps={LONG}", "checkpoint.every=0") as command:
+            assert not _saved(folder / "run")
+            os.kill(agents(folder)[-1], signal.SIGTERM)
+            deadline = time.monotonic() + self.seconds
+            while not _saved(folder / "run"):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert self.detached or command.wait(self.seconds) == 75
+            while self.detached and command.poll() is None:  # its scheduler decides whether the job comes back
+                command.send_signal(signal.SIGINT)
+                time.sleep(2)
 
     def test_ctrl_c_saves_and_the_run_goes_on_elsewhere(self, tmp_path: Path) -> None:
         folder = _folder(tmp_path)
@@ -95,7 +122,7 @@ class EngineTests:
             self._ends(folder, 0, "stop", "run")
             again.communicate(timeout=self.seconds)
             assert again.returncode == 75
-        assert list((folder / "run" / "checkpoints").rglob("COMMIT.json"))
+        assert _saved(folder / "run")
 
     def _begin(self, folder: Path, *words: str) -> Any:
         environment = os.environ if self.environment is None else self.environment
@@ -161,6 +188,11 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 def _steps(out: Path) -> list[int]:
     return [row["step"] for row in _rows(out)]
+
+
+def _saved(out: Path) -> list[Path]:
+    """The marks of whole checkpoints."""
+    return [*(out / "checkpoints").rglob("COMMIT.json")]
 
 
 def _starts(out: Path) -> list[int]:

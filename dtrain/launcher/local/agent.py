@@ -161,7 +161,7 @@ class Agent:
         for local in range(plan.devices):
             rank = first + local
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
-            work = partial(_rank, plan, self._reports, self._link, own)
+            work = partial(_rank, plan, self._reports, self._link, own, is_here=self._shared)
             try:
                 with signals.blocked():  # until the rank has its handlers
                     self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
@@ -246,9 +246,9 @@ class Agent:
             failure.look(self._reports, rank, pid)
 
 
-def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
+def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], *, is_here: bool) -> None:
     """One rank, in its own process. It keeps the link open, so that the server does not see the node end while one of
-    its ranks is alive.
+    its ranks is alive. Lines of other ranks than 0 bear their number, unless all are on this host.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -257,6 +257,8 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
     os.environ.update(environment)
     rank = int(environment["RANK"])
+    if rank and not is_here:
+        screen.label(f"[rank {rank}] ")
     failure.began(folder, rank)
     try:
         result = run_rank(plan, forked=True)

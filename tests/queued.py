@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ class Queued:
     def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
         command = [sys.executable, "-m", "dtrain", "run", plan.out]
         self._note.write_text("\n".join([*command, *(f"{name}={value}" for name, value in environment.items())]))
-        with self.log(plan.out, "").open("a") as log:
+        with self._note.with_name("log").open("a") as log:
             job = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
         self._jobs[str(job.pid)] = job
         return str(job.pid)
@@ -45,3 +46,6 @@ class Queued:
 
     def log(self, out: str, job: str) -> Path:
         return self._note.with_name("log")
+
+    def reading(self, out: str, job: str) -> AbstractContextManager[object]:
+        return nullcontext()

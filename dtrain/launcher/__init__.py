@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -94,6 +94,10 @@ class Detached(Launcher, Protocol):
 
     def log(self, out: str, job: str) -> Path:
         """The file of this host that what the job says is appended to, once it runs."""
+        ...
+
+    def reading(self, out: str, job: str) -> AbstractContextManager[object]:
+        """A context in which that file is kept up to date. At its end everything is there."""
         ...
 
 

@@ -8,9 +8,11 @@
 change what it runs.
 """
 
+import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import signal
 import time
@@ -37,6 +39,19 @@ LOOK_SECONDS = (1.0, 10.0)
 MOST_BYTES = 1 << 20
 """The most that is shown of a log at once."""
 RESULT, ENGINE, STARTS = "result.json", "engine.json", "starts.json"
+
+
+def name_of(out: str) -> str:
+    """The name of the job of a run: one for each `out`."""
+    where = str(Path(out).absolute()) if store.is_local(out) else out
+    last = re.sub(r"[^\w.-]", "", where.rstrip("/").rpartition("/")[2])[:30]
+    return f"dtrain-{last}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
+
+
+def log_file(out: str, name: str) -> Path:
+    """Where what a job says is kept on this host."""
+    folder = Path(out, "logs") if store.is_local(out) else Path()
+    return folder.absolute() / f"{name}.log"
 
 
 def write(plan: Plan) -> dict[str, str]:
@@ -127,7 +142,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
     before = _contents(plan.out, RESULT)
     log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
     screen.say(f"job {job} runs it · {log.path}")
-    with signals.noted() as stop:
+    with signals.noted() as stop, launcher.reading(plan.out, job):
         asked = 0
         while is_queued(launcher, plan.out, job):
             log.show()
@@ -135,7 +150,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
                 asked += 1
                 launcher.cancel(job, save=asked == 1)
             time.sleep(min(max(LOOK_SECONDS[0], (time.monotonic() - begun) / 60), LOOK_SECONDS[1]))
-        log.show()
+    log.show()
     after, facts = _contents(plan.out, RESULT), _contents(plan.out, "failure.json")
     if stop and (len(stop) > 1 or after == before):
         raise signals.StopRequested(stop[0])

@@ -100,8 +100,8 @@ def is_rank(plan: Plan, cluster: Cluster) -> bool:
 
 def is_first(plan: Plan, cluster: Cluster) -> bool:
     """Whether this process writes what belongs to the run, of those that another launcher started."""
-    around = fact(plan.launcher, "where") == "around"
-    return not around or cluster.external is None or cluster.external.rank == 0
+    started = fact(plan.launcher, "where") == "around" or fact(plan.launcher, "detached")
+    return not started or cluster.external is None or cluster.external.rank == 0
 
 
 def _own(host: str) -> str:

@@ -34,7 +34,7 @@ LOOK_SECONDS = 5.0
 def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False) -> Result | None:
     """Hold the lease of `plan.out`, write plan.yaml and `config`, its config.yaml, and launch the ranks. None if the
     run has finished by the time that the lease is free. `first`: this process is no rank other than 0 of an outer
-    launcher. `submitted`: it is on the first node of the plan's job.
+    launcher. `submitted`: it is part of the plan's job.
 
     Raises LeaseError if another process runs it, and DtrainError as its launcher does; then failure.json says why.
     """
@@ -46,7 +46,7 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
             if finished(plan):
                 return None
             _describe(plan, config)
-        if submitted:
+        if first and submitted:
             detached.note_start(plan.out)
         try:
             result: Result = launcher.launch(plan)

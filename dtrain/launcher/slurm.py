@@ -6,33 +6,31 @@ The script turns USR1, which Slurm sends before the time limit, into a saved sta
 back.
 """
 
-import hashlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dtrain.cluster import network
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError
+from dtrain.launcher import detached
+from dtrain.launcher.answer import answer
 from dtrain.launcher.children import Children
 from dtrain.launcher.local import attached
 from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import masked
-from dtrain.storage import store
 
 VALUE = re.compile(r"[\w.:,@/+-]+")
 LINE = re.compile(r"(?:#SBATCH +)?(--[a-z][a-z-]*)(?:[= ][\w.:,@/+*%&|()\[\]=-]+)?")
 """`--constraint=a100`, with or without #SBATCH."""
 SAME = {"--gpus-per-node": ("--gres", "--gpus"), "--cpus-per-task": ("--cpus",)}
 """Option of ours -> beginnings of options by which you ask for the same yourself."""
-ANSWER_SECONDS = 60.0
-"""Time for a command of Slurm to answer."""
 PREEMPTED_SECONDS = 900
 """Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
 SCRIPT = """\
@@ -84,7 +82,7 @@ class Slurm:
         return self._queue(plan, script, environment)
 
     def jobs(self, out: str) -> Collection[str]:
-        return {*_ask("squeue", "--me", "--noheader", f"--name={_name(out)}", "--format=%F").split()}
+        return {*_ask("squeue", "--me", "--noheader", f"--name={detached.name_of(out)}", "--format=%F").split()}
 
     def cancel(self, job: str, *, save: bool) -> None:
         if save:
@@ -94,8 +92,10 @@ class Slurm:
             _ask("scancel", job)
 
     def log(self, out: str, job: str) -> Path:
-        folder = Path(out, "logs") if store.is_local(out) else Path()
-        return folder.absolute() / f"slurm-{job}.log"
+        return detached.log_file(out, f"slurm-{job}")
+
+    def reading(self, out: str, job: str) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def launch(self, plan: Plan) -> Result:
         """Serve the run on this node of the job. Raises PreflightError outside of one."""
@@ -130,7 +130,7 @@ class Slurm:
     def _options(self, plan: Plan, shape: Mapping[str, Any]) -> Iterator[str]:
         asked = [match[1] for line in self._more if (match := LINE.fullmatch(line))]
         ours: dict[str, Any] = {
-            "--job-name": _name(plan.out), **shape, "--ntasks-per-node": 1,
+            "--job-name": detached.name_of(plan.out), **shape, "--ntasks-per-node": 1,
             "--cpus-per-task": plan.devices * plan.threads, "--output": f'"{self.log(plan.out, "%j")}"',
             "--open-mode": "append", "--export": "ALL", "--signal": f"B:USR1@{self._save_before}",
         }  # fmt: skip
@@ -187,26 +187,9 @@ class Steps:
         self._children.stop()
 
 
-def _name(out: str) -> str:
-    """The name of the job of a run: one for each `out`."""
-    where = str(Path(out).absolute()) if store.is_local(out) else out
-    last = re.sub(r"[^\w.-]", "", where.rstrip("/").rpartition("/")[2])[:30]
-    return f"dtrain-{last}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
-
-
 def _ask(*command: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
     """The output of a command of Slurm. Raises PreflightError with its own sentence."""
-    name = command[0]
-    try:
-        answer = subprocess.run(
-            command, input=script, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
-            errors="replace", timeout=ANSWER_SECONDS, check=True,
-        )  # fmt: skip
-    except FileNotFoundError as error:
-        raise PreflightError(f"launcher=slurm: {name} is not here. Type the words on a host of the cluster.") from error
-    except subprocess.TimeoutExpired as error:
-        raise PreflightError(f"launcher=slurm: {name} did not answer within {ANSWER_SECONDS:g} s.") from error
-    except subprocess.CalledProcessError as error:
-        reasons = [line.partition("error: ")[2] or line for line in error.stderr.splitlines() if line.strip()]
-        raise PreflightError(f"launcher=slurm: {name}: {cut('; '.join(reasons))}.") from error
-    return answer.stdout
+    return answer(
+        command, launcher="slurm", install="Type the words on a host of the cluster.", stdin=script,
+        environment=environment,
+    )  # fmt: skip

@@ -1,11 +1,13 @@
-"""`dtrain run <out>`: what a job executes on its first node. It runs the plan that was submitted under `out`, and reads
-no word; people type the words of the run instead.
+"""`dtrain run <out>`: what a job executes on its first node, or on each. It runs the plan that was submitted under
+`out`, and reads no word; people type the words of the run instead.
 """
 
 from collections.abc import Sequence
 
+from dtrain.cluster import detect
 from dtrain.errors import WordsError
 from dtrain.launcher import detached, zygote
+from dtrain.launcher.external import is_first
 from dtrain.launcher.run import run as run_plan
 from dtrain.storage import store
 from dtrain.verb.train import already_finished
@@ -18,12 +20,14 @@ def run(words: Sequence[str]) -> int:
     plan = detached.read(out)
     if plan.out != out:
         raise WordsError(f"run: the run under {out} was submitted with out={plan.out}. Type dtrain run {plan.out}")
-    if already_finished(plan, say=True):
+    first = is_first(plan, detect())
+    if already_finished(plan, say=first):
         return 0
     with zygote.kept():
-        if plan.world > 1:
+        if first and plan.world > 1:
             zygote.begin()
-        result = run_plan(plan, store.read(store.join(out, "config.yaml")).decode(), submitted=True)
+        config = store.read(store.join(out, "config.yaml")).decode()
+        result = run_plan(plan, config, first=first, submitted=True)
     if result is None:
         return 0 if already_finished(plan, say=True) else 1
     return result.exit_code

@@ -1,0 +1,40 @@
+"""Answers of a scheduler's own commands, such as squeue or kubectl."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, why
+
+ANSWER_SECONDS = 60.0
+
+
+def answer(
+    command: Sequence[str],
+    *,
+    launcher: str,
+    install: str,
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """The output of a command for `launcher`. `install`: what to do if it is not here. `environment`: beside that of
+    this process. Raises PreflightError with the command's own sentence.
+    """
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command, input=stdin, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
+            errors="replace", timeout=ANSWER_SECONDS, check=True,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise PreflightError(f"launcher={launcher}: {name} is not here. {install}") from error
+    except OSError as error:
+        raise PreflightError(f"launcher={launcher}: {name} cannot be started: {why(error)}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise PreflightError(f"launcher={launcher}: {name} did not answer within {ANSWER_SECONDS:g} s.") from error
+    except subprocess.CalledProcessError as error:
+        reasons = [line.partition("error: ")[2] or line for line in error.stderr.splitlines() if line.strip()]
+        sentence = cut("; ".join(reasons), 400).rstrip(".") or f"it ended with exit code {error.returncode}"
+        raise PreflightError(f"launcher={launcher}: {name}: {sentence}.") from error
+    return done.stdout

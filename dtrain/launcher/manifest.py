@@ -69,14 +69,14 @@ def objects(kind: str, name: str, plan: Plan, pods: Pods, *, labels: Mapping[str
     """The objects to create; the last is the job."""
     template = _template(KINDS[kind], name, plan, pods)
     if kind == "job":
-        return [_service(name), _object(kind, name, labels, _indexed(plan, template, backoff, KEPT_SECONDS))]
+        return [_service(name), _job(kind, name, labels, _indexed(plan, template, backoff, KEPT_SECONDS))]
     if kind == "jobset":
         replicated = {"name": "node", "replicas": 1, "template": {"spec": _indexed(plan, template, backoff)}}
         network = {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True}
         spec = {"network": network, "ttlSecondsAfterFinished": KEPT_SECONDS, "replicatedJobs": [replicated]}
-        return [_object(kind, name, labels, spec)]
+        return [_job(kind, name, labels, spec)]
     if kind == "trainjob":
-        return [_object(kind, name, labels, _trained(plan, template, runtime))]
+        return [_job(kind, name, labels, _trained(plan, template, runtime))]
     policy = {"backoffLimit": backoff, "ttlSecondsAfterFinished": KEPT_SECONDS, "cleanPodPolicy": "Running"}
     # of this operator, "ExitCode" fails the job at 75, and "Never" at a preempted pod
     replica = {"restartPolicy": "OnFailure", "template": template}
@@ -84,7 +84,7 @@ def objects(kind: str, name: str, plan: Plan, pods: Pods, *, labels: Mapping[str
     if plan.nodes > 1:
         replicas["Worker"] = {"replicas": plan.nodes - 1, **replica}
     spec = {"nprocPerNode": str(plan.devices), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
-    return [_object(kind, name, labels, spec)]
+    return [_job(kind, name, labels, spec)]
 
 
 def secret(name: str, variables: Mapping[str, str]) -> Object:
@@ -114,7 +114,7 @@ def merged(base: Any, patch: Any) -> Any:
     return patch
 
 
-def _object(kind: str, name: str, labels: Mapping[str, str], spec: Object) -> Object:
+def _job(kind: str, name: str, labels: Mapping[str, str], spec: Object) -> Object:
     metadata = {"name": name, "labels": {**_labels(name), **labels}}
     return {"apiVersion": KINDS[kind].version, "kind": KINDS[kind].name, "metadata": metadata, "spec": spec}
 

@@ -29,6 +29,7 @@ FIGURES = {"cluster": "dtrain.cluster.Machine"}
 REAL = [(group, word) for group, word in WORDS if word != "auto"]
 WITH = {
     ("launcher", "external"): (),
+    ("launcher", "kubernetes"): ("launcher.image=train:1", "out=s3://bucket/run"),
     ("strategy", "ddp"): ("devices=2",),
     ("strategy", "fsdp"): ("devices=2",),
     ("strategy", "hsdp"): ("nodes=2", "devices=2"),

@@ -1,0 +1,170 @@
+"""Runs that the real kubectl submits to a stand-in for a cluster (tests/apiserver.py), where pods are processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from apiserver import apiserver
+from commands import Forked
+from launching import plan_of
+
+from dtrain.build import build
+from dtrain.config import word as config_word
+from dtrain.errors import PreflightError
+from dtrain.launcher import answer, detached
+from dtrain.testing.engine import RUN, EngineTests
+
+SCHEMAS = pytest.importorskip("kubernetes_validate", reason="Type: pip install kubernetes-validate")
+
+
+def words(folder: Path) -> tuple[str, ...]:
+    """Of pods with the files of this host."""
+    where = config_word.quote(str(folder))
+    volume = config_word.quote(f"here:{folder.parent}")
+    return (
+        "launcher=kubernetes", "launcher.image=train:1", f"launcher.python={sys.executable}",
+        f"launcher.folder={where}", f"launcher.volumes=[{volume}]", f"out={config_word.quote(f'{folder}/run')}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with apiserver(tmp_path_factory.mktemp("cluster")) as variables:
+        yield {**os.environ, **variables}
+
+
+def kubectl(cluster: dict[str, str], *arguments: str) -> str:
+    command = ["kubectl", *arguments]
+    return subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def kept(cluster: dict[str, str]) -> list[str]:
+    return kubectl(cluster, "get", "jobs,pods,services,secrets", "--output=name").split()
+
+
+@pytest.mark.campaign("kills")
+class TestKubernetes(EngineTests):
+    start, detached = Forked, True
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: dict[str, str], tmp_path: Path) -> None:
+        self.environment = cluster
+        self.words = tuple(each for each in words(tmp_path / "it's here") if not each.startswith("out="))
+
+    def _begin(self, folder: Path, *typed: str) -> Any:
+        """Pods have no working folder of the command: `out` is a path on their volume."""
+        places = [
+            f"out={config_word.quote(f'{folder}/{each[4:]}')}" if each.startswith("out=") else each for each in typed
+        ]
+        return super()._begin(folder, *places)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.campaign("network")
+def test_a_job_is_described_submitted_followed_and_stopped(cluster: dict[str, str], place: Path) -> None:
+    run = (*RUN, *words(place))
+    done = commands.run(*run, "steps=1000000", "launcher.detach=true", cwd=place, env=cluster)
+    assert done.returncode == 0 and "dtrain stop" in done.stdout, done.stderr
+    name = json.loads((place / "run" / "engine.json").read_text())["job"]
+    secret = json.loads(kubectl(cluster, "get", "secret", name, "--output=json"))
+    job = json.loads(kubectl(cluster, "get", "job", name, "--output=json"))
+    service = json.loads(kubectl(cluster, "get", "service", name, "--output=json"))
+    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in (secret, service)} == {job["metadata"]["uid"]}
+    assert secret["data"]["DTRAIN_SECRET"] not in json.dumps(job) and name in done.stdout
+    other = commands.run(*run, "steps=1000000", "optim.lr=1", cwd=place, env=cluster)
+    assert other.returncode == 3 and f"belongs to job {name}" in other.stderr
+    while not (place / "run" / "metrics.jsonl").exists():
+        assert name in str(kept(cluster))
+    done = commands.run("stop", str(place / "run"), cwd=place, env=cluster)
+    assert done.returncode == 0 and "has saved and ended" in done.stdout, done.stderr
+    assert not [each for each in kept(cluster) if name in each]
+    assert list((place / "run" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("network")
+def test_a_pod_that_is_deleted_comes_back_and_no_step_is_lost(cluster: dict[str, str], place: Path) -> None:
+    command = Forked(
+        [*commands.COMMAND, *RUN, *words(place), "steps=4000"], cwd=place, env=cluster, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    metrics = place / "run" / "metrics.jsonl"
+    while not metrics.exists() or metrics.stat().st_size < 5000:
+        assert command.poll() is None, command.communicate()[0]
+    name = json.loads((place / "run" / "engine.json").read_text())["job"]
+    pods = [each for each in kept(cluster) if each.startswith(f"pod/{name}-0-")]
+    kubectl(cluster, "delete", *pods, "--wait=false")
+    output = command.communicate(timeout=150)[0]
+    assert command.returncode == 0, output
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*range(1, 4001)]
+    pods = [each for each in kept(cluster) if f"/{name}-" in each]
+    assert len(pods) == 4, "both pods saved, ended with 75, and were replaced"
+
+
+def test_kubectl_reads_the_objects_as_they_were_meant(cluster: dict[str, str]) -> None:
+    import yaml
+
+    plan = plan_of("s3://bucket/run", "launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "nodes=2")
+    for document in yaml.safe_load_all(build(plan.launcher).describe(plan)):
+        command = ["kubectl", "label", "--local", "--filename=-", "--output=json", "more=yes"]
+        done = subprocess.run(
+            command, input=json.dumps(document), capture_output=True, text=True, timeout=60, check=True
+        )
+        document["metadata"]["labels"]["more"] = "yes"
+        assert json.loads(done.stdout) == document
+
+
+def test_a_cluster_that_nobody_serves_is_one_sentence(tmp_path: Path) -> None:
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not here. Type: apt-get install kubernetes-client")
+    env = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+    folder = tmp_path / "here"
+    folder.mkdir()
+    done = commands.run(*RUN, *words(folder), "steps=6", cwd=folder, env=env)
+    assert done.returncode == 3 and "launcher=kubernetes: kubectl: " in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_kubectl_it_is_named(tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": str(tmp_path)}
+    folder = tmp_path / "here"
+    folder.mkdir()
+    done = commands.run(*RUN, *words(folder), "steps=6", cwd=folder, env=env)
+    assert done.returncode == 3 and "kubectl is not here. Install kubernetes-client." in done.stderr, done.stderr
+
+
+def test_outside_of_a_pod_nothing_is_served() -> None:
+    plan = plan_of("s3://bucket/run", "launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "nodes=2")
+    with pytest.raises(PreflightError, match="this command creates no job"):
+        build(plan.launcher).launch(plan)
+
+
+def test_names_are_those_of_hosts() -> None:
+    from dtrain.launcher.kubernetes import _name
+
+    for out in ("s3://bucket/It is_HERE", "/shared/run", "runs/" + "a" * 200, "s3://bucket/-.-", "gs://b/ü"):
+        name = _name(out)
+        assert len(name) <= 50 and name.strip("-") == name and name.replace("-", "").isalnum() and name == name.lower()
+        assert name.isascii() and name == _name(out)
+    assert _name("s3://a/run") != _name("s3://b/run")
+
+
+def test_a_command_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(PreflightError, match=r"launcher=mine: sleep did not answer within 0.2 s"):
+        answer.answer(["sleep", "5"], launcher="mine", install="")
+    with pytest.raises(PreflightError, match=r"launcher=mine: false: it ended with exit code 1"):
+        answer.answer(["false"], launcher="mine", install="")
+    assert detached.log_file("s3://a", "x").name == "x.log"

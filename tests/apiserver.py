@@ -38,7 +38,7 @@ def apiserver(folder: Path) -> Iterator[dict[str, str]]:
     """The variables by which kubectl finds it, a process of its own. At the end no pod is left."""
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not here. Type: apt-get install kubernetes-client")
-    server = subprocess.Popen([sys.executable, __file__, str(folder)], stdin=subprocess.PIPE)
+    server = subprocess.Popen([sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
     try:
         while not (folder / "config").exists():
             assert server.poll() is None

@@ -32,7 +32,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
     "compile": {"keeps": _KEEPS},
-    "backend": {"device": ["cpu", "cuda"]},
+    "backend": {"device": ["cpu", "cuda"], "started_by": "list of text"},
     "model": {
         "arithmetic": "text", "takes": ["tokens", "image", "features"], "halves": "text", "matrices": "bool",
         "blocks": "list of text", "tp": "list of text", "sequence": "bool", "multiples": "mapping",

@@ -144,6 +144,18 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     return {}
 
 
+def _check_started(outer: External | None, config: Config, starters: list[str]) -> None:
+    """Raises WordsError if a backend needs ranks that one of these launchers has started."""
+    if outer and outer.kind == "ranks" and outer.row.name in starters:
+        return
+    who = f"{outer.row.name} started this process" if outer else "nothing has started ranks here"
+    raise WordsError(
+        f"backend={config.choices['backend']}: its ranks are started by {' or '.join(starters)}, and {who}. Type mpirun "
+        f"-np <ranks> python -m dtrain backend={config.choices['backend']} <the other words>, without launcher, or "
+        "leave backend out."
+    )
+
+
 def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Choose nccl for GPUs and gloo otherwise; the device follows from the backend."""
     fits = cluster.gpus >= draft["devices"]
@@ -156,6 +168,8 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         )
     reason = "one GPU per process" if cluster.gpus else "no GPU here"
     part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
+    if starters := about(part).get("started_by"):
+        _check_started(_outer(config, cluster), config, starters)
     device = about(part).get("device", "cpu")
     if device == "cuda" and not fits:
         raise WordsError(

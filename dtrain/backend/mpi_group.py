@@ -284,7 +284,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         operations = [act(item) for item in items]
         if not operations:
             return self.barrier()
-        operations[-1]._tensors = [*(items if result is None else result)]
+        operations[-1].tensors = [*(items if result is None else result)]
         return operations[-1]
 
     def _collective(

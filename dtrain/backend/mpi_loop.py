@@ -12,18 +12,18 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Work
 
 T = TypeVar("T")
 SPINS = 200
-"""Looks at what runs without a pause."""
+"""Looks in vain without a pause."""
 PAUSE_SECONDS = (2e-5, 5e-4)
-"""Shortest and longest time between two looks after that: they take a core from what computes."""
+"""Shortest and longest time between two idle after that: they take a core from what computes."""
 END_SECONDS = 10.0
 """Time for MPI to end, at the end of the process."""
 
 
-class Operation(dist._Work):  # type: ignore[misc, name-defined] # exported without saying so
+class Operation(Work):
     """A call of MPI that completes later. `start` returns its requests, `finish` brings the result to its tensors."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Operation(dist._Work):  # type: ignore[misc, name-defined] # exported with
         self.deadline = 0.0
         self.source = -1
         self.error: Exception | None = None
-        self._tensors, self._done, self._future = [*result], threading.Event(), None
+        self.tensors, self._done = [*result], threading.Event()
 
     def end(self, error: Exception | None = None) -> None:
         self.error = error
@@ -61,7 +61,7 @@ class Operation(dist._Work):  # type: ignore[misc, name-defined] # exported with
         return self.error
 
     def result(self) -> list[torch.Tensor]:
-        return self._tensors
+        return self.tensors
 
     def source_rank(self) -> int:
         return self.source
@@ -77,7 +77,7 @@ class Operation(dist._Work):  # type: ignore[misc, name-defined] # exported with
         def settle() -> None:
             try:
                 self.wait()
-                future.set_result(self._tensors)
+                future.set_result(self.tensors)
             except Exception as error:
                 future.set_exception(error)
 
@@ -98,8 +98,7 @@ class Loop:
         """The only one of this process, in which MPI is initialized once. Raises ImportError and RuntimeError."""
         if cls._one is None:
             loop = cls()
-            loop.call(loop._initialize, None)
-            atexit.register(loop._end)
+            loop.initialize()
             cls._one = loop
         return cls._one
 
@@ -115,8 +114,12 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name="dtrain-mpi", daemon=True)
         self._thread.start()
 
+    def initialize(self) -> None:
+        self.call(self._initialize, None)
+        atexit.register(self._end)
+
     def submit(self, operation: Operation) -> Operation:
-        self._post(operation)
+        self._put(operation)
         return operation
 
     def call(self, act: Callable[[], T], seconds: float | None) -> T:
@@ -130,7 +133,7 @@ class Loop:
                 box.extend((None, error))
             done.set()
 
-        self._post(work)
+        self._put(work)
         if not done.wait(seconds):
             raise TimeoutError(f"MPI did not answer within {seconds:g} s")
         if box[1]:
@@ -164,13 +167,13 @@ class Loop:
         if not self.mpi.Is_finalized():
             self.mpi.Finalize()
 
-    def _post(self, task: Operation | Callable[[], None]) -> None:
+    def _put(self, task: Operation | Callable[[], None]) -> None:
         with self._wake:
             self._new.append(task)
             self._wake.notify()
 
     def _run(self) -> None:
-        looks = 0
+        idle = 0
         while True:
             with self._wake:
                 while not self._new and not self._running:
@@ -181,9 +184,9 @@ class Loop:
                     self._accept(task)
                 else:
                     task()
-            looks = 0 if self._look() or new else looks + 1
-            if looks > SPINS:
-                time.sleep(min(PAUSE_SECONDS[0] * (looks - SPINS), PAUSE_SECONDS[1]))
+            idle = 0 if self._look() or new else idle + 1
+            if idle > SPINS:
+                time.sleep(min(PAUSE_SECONDS[0] * (idle - SPINS), PAUSE_SECONDS[1]))
             else:
                 time.sleep(0)
 

@@ -149,10 +149,10 @@ def _check_started(outer: External | None, config: Config, starters: list[str]) 
     if outer and outer.kind == "ranks" and outer.row.name in starters:
         return
     who = f"{outer.row.name} started this process" if outer else "nothing has started ranks here"
+    word = config.choices["backend"]
     raise WordsError(
-        f"backend={config.choices['backend']}: its ranks are started by {' or '.join(starters)}, and {who}. Type mpirun "
-        f"-np <ranks> python -m dtrain backend={config.choices['backend']} <the other words>, without launcher, or "
-        "leave backend out."
+        f"backend={word}: its ranks are started by {' or '.join(starters)}, and {who}. Type mpirun -np <ranks> "
+        f"python -m dtrain backend={word} <the other words>, without launcher, or leave backend out."
     )
 
 

@@ -115,6 +115,11 @@ MADE = {
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
+    "crosses by MPI, from the CPU": (
+        "backend/mpi_group.py:MpiGroup.all_gather_single", "backend/mpi_group.py:MpiGroup.all_to_all_single", "backend/mpi_group.py:MpiGroup.allgather",
+        "backend/mpi_group.py:MpiGroup.alltoall", "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
+        "backend/mpi_group.py:MpiGroup.reduce_scatter_single", "backend/mpi_group.py:MpiGroup.scatter",
+    ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),
     "bytes of a checkpoint, in the memory of the host": (
         "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/memory.py:_view",

@@ -118,6 +118,7 @@ HELD = {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=slurm": "tests/launcher/test_slurm.py, with other words",
         "apiVersion": "tests/cluster/test_environments.py, which plans its words",
         "SageMaker": "platforms that are not here; tests/cluster/environments.yaml has what they set",
+        "pip install 'dtrain[mpi]'\nmpirun": "tests/backend/test_mpi.py, with other words",
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=kubernetes": "tests/launcher/test_kubernetes.py, with other words",
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/launcher/test_mpi.py, with other words",
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",

@@ -12,6 +12,7 @@ import dtrain
 from dtrain.build import locate
 from dtrain.cluster import Cluster
 from dtrain.cluster.allocation import External
+from dtrain.cluster.environments import TABLE
 from dtrain.compose import compose
 from dtrain.config import constraints, files
 from dtrain.config.document import document
@@ -138,7 +139,9 @@ def test_every_key_says_what_it_means() -> None:
 def test_every_word_composes_with_every_default(group: str, word: str) -> None:
     choice = f"[{word}]" if group in ("logger", "hook") and word != "auto" else word
     gpus = 1 if (node(group, word).get("_about_") or {}).get("device") == "cuda" else 0
-    external = External(rank=0, world=2, local_world=2) if word == "external" else None
+    row = next(row for row in TABLE if row.name == ("Open MPI" if (group, word) == ("backend", "mpi") else "torchrun"))
+    outside = word == "external" or row.name == "Open MPI"
+    external = External(rank=0, world=2, local_world=2, row=row) if outside else None
     config = compose([f"{group}={choice}", *WITH.get((group, word), ())])
     plan = resolve(config, Cluster(gpus=gpus, cpus=2, external=external))
     if word != "auto":

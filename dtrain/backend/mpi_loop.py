@@ -4,6 +4,7 @@ messages beside them; nothing blocks, so that each has its timeout.
 
 import atexit
 import contextlib
+import ctypes
 import threading
 import time
 from collections import deque
@@ -151,7 +152,12 @@ class Loop:
         from mpi4py import MPI
 
         if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            # mpi4py's own call holds the interpreter's lock until all ranks are there, and some may wait for this one
+            library, provided = ctypes.CDLL(MPI.__file__), ctypes.c_int()
+            code = library.MPI_Init_thread(None, None, int(MPI.THREAD_SERIALIZED), ctypes.byref(provided))
+            if code or provided.value < MPI.THREAD_SERIALIZED:
+                raise RuntimeError(f"MPI_Init_thread: code {code}, level of threads {provided.value}")
+            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi = MPI
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         self.library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0")

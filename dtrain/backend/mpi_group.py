@@ -56,18 +56,20 @@ def _create(options: Any, _: Any) -> "MpiGroup":
     except TimeoutError as error:
         loop.abort(f"MPI: the group of ranks {ranks or 'of the world'} timed out waiting {round(seconds * 1000)}ms")
         raise RuntimeError(loop.broken) from error
-    return MpiGroup(
-        loop, communicator, options.group_rank, options.group_size, name=str(options.group_id), seconds=seconds
-    )
+    return MpiGroup(loop, communicator, options, seconds)
 
 
 class MpiGroup(_Group):  # type: ignore[misc]
     """`seconds`: timeout of operations that have none of their own."""
 
-    def __init__(self, loop: Loop, communicator: Any, rank: int, size: int, *, name: str, seconds: float) -> None:
-        super().__init__(rank, size)
-        self._loop, self._comm, self._mine, self._count, self._seconds = loop, communicator, rank, size, seconds
-        self._number, self._name = 0, name
+    def __init__(self, loop: Loop, communicator: Any, options: Any, seconds: float) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._loop, self._comm, self._seconds = loop, communicator, seconds
+        self._mine, self._count, self._number = options.group_rank, options.group_size, 0
+        self._store, self._name = options.store, str(options.group_id)
+
+    def get_group_store(self) -> Any:
+        return self._store
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME

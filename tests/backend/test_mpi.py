@@ -124,6 +124,21 @@ def test_a_run_saves_and_goes_on_with_the_losses_of_local_ranks(launcher: Any, t
     )
 
 
+@pytest.mark.campaign("kills")
+def test_the_error_of_a_rank_ends_all_and_is_shown(launcher: Any, tmp_path: Path) -> None:
+    fault = (
+        "hook.fault._target_=dtrain.testing.faults.AtStep",
+        "hook.fault.action=raise",
+        "hook.fault.step=3",
+        "hook.fault.rank=3",
+    )
+    words = [word for word in RUN if word != "hook=[]"]
+    done = ranks(launcher, 4, "-m", "dtrain", *words, *fault, "steps=20", "backend=mpi", "out=run", cwd=tmp_path)
+    assert done.returncode not in (0, 75), done.stdout
+    assert "rank 3 failed after step 3: FaultError: an injected fault" in done.stderr, done.stderr
+    assert "FaultError" in (tmp_path / "run" / "failure.json").read_text()
+
+
 @pytest.mark.campaign("network")
 def test_another_library_than_the_launchers_is_refused(launcher: Any, tmp_path: Path) -> None:
     command, environment = launcher

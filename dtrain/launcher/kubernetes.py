@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import yaml
 
 from dtrain.cluster.allocation import read
+from dtrain.config.environment import HANDED, SECRET
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import detached, manifest, process
 from dtrain.launcher.answer import answer
@@ -72,8 +73,20 @@ class Kubernetes:
         return f"# and a Secret {name}, made for each start and deleted with the job\n" + "---\n".join(documents)
 
     def submit(self, plan: Plan, environment: Mapping[str, str]) -> str:
-        name, kind = _name(plan.out), KINDS[self._kind]
-        *others, job = self._objects(plan)
+        return self._create(self._objects(plan), environment)
+
+    def submit_workers(self, plan: Plan, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        """A worker in each pod of an Indexed Job. Raises WordsError for another kind of job."""
+        if self._kind != "job":
+            raise WordsError(
+                f"launcher.kind={self._kind}: its pods are the nodes of one run. Type launcher.kind=job for workers."
+            )
+        return self._create(self._objects(plan, command[1:], own=[*environment]), environment)
+
+    def _create(self, objects: Sequence[manifest.Object], environment: Mapping[str, str]) -> str:
+        """Create the objects, of which the last is the job, and their Secret. Returns the job's name."""
+        *others, job = objects
+        name, kind = job["metadata"]["name"], KINDS[self._kind]
         kinds = f"{kind.resource},services,secrets"
         self._ask("delete", kinds, name, "--ignore-not-found", "--cascade=foreground")  # of a job that has ended
         try:
@@ -87,7 +100,7 @@ class Kubernetes:
         owner = json.dumps(manifest.owned_by(self._kind, name, uid.strip()))
         for resource in ("secrets", *(f"{each['kind']}s".lower() for each in others)):
             self._ask("patch", resource, name, "--type=merge", f"--patch={owner}")
-        return name
+        return str(name)
 
     def jobs(self, out: str) -> Collection[str]:
         name = _name(out)
@@ -133,7 +146,10 @@ class Kubernetes:
             return attached.launch(plan, here=1, address=None, **self._serving)
         return External(**self._serving).launch(plan)
 
-    def _objects(self, plan: Plan) -> list[manifest.Object]:
+    def _objects(
+        self, plan: Plan, arguments: Sequence[str] = (), own: Sequence[str] = (SECRET, HANDED)
+    ) -> list[manifest.Object]:
+        """`arguments`: of Python in the pods, by default those of the plan's run."""
         wrong = [*problems(plan, kind=self._kind, where=self._where, pods=self._pods, job=self._job)]
         if wrong:
             raise WordsError(*wrong)
@@ -141,7 +157,8 @@ class Kubernetes:
         taken["volumes"] = [volume(text) for text in taken["volumes"]]
         taken["env"] = {name: str(value) for name, value in taken["env"].items()}
         taken["env_from"] = [variable(text) for text in taken["env_from"]]
-        pods = Pods(command=[self._pods["python"], "-m", "dtrain", "run", plan.out], **taken)
+        command = [self._pods["python"], *(arguments or ("-m", "dtrain", "run", plan.out))]
+        pods = Pods(command=command, own=own, **taken)
         job = {**self._job, "labels": {name: str(value) for name, value in self._job["labels"].items()}}
         return manifest.objects(self._kind, _name(plan.out), plan, pods, **job)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.cluster.allocation import PORT
-from dtrain.config.environment import HANDED, SECRET
 from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import Plan
 from dtrain.result import EXIT_CODES
@@ -61,6 +60,8 @@ class Pods:
     memory: str | None
     shm: str | None
     grace: int
+    own: Sequence[str]
+    """Variables that are in the Secret of the job."""
     patch: Mapping[str, Any]
 
 
@@ -200,7 +201,7 @@ def _environment(kind: Kind, name: str, pods: Pods) -> list[Object]:
     plain = dict(pods.env)
     if kind.first:
         plain |= {"MASTER_ADDR": kind.first.format(name=name), "MASTER_PORT": str(PORT)}
-    secrets = [(name, SECRET, SECRET), (name, HANDED, HANDED), *pods.env_from]
+    secrets = [*((name, variable, variable) for variable in pods.own), *pods.env_from]
     return [
         *({"name": variable, "value": _verbatim(value)} for variable, value in plain.items()),
         *(

@@ -17,7 +17,7 @@ from launching import plan_of
 
 from dtrain.build import build
 from dtrain.config import word as config_word
-from dtrain.errors import PreflightError
+from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import answer, detached
 from dtrain.testing.engine import RUN, EngineTests
 
@@ -95,6 +95,18 @@ def test_a_job_is_described_submitted_followed_and_stopped(cluster: dict[str, st
 
 
 @pytest.mark.campaign("network")
+def test_the_pods_of_a_job_are_the_workers_of_a_sweep(cluster: dict[str, str], place: Path) -> None:
+    there = [each for each in words(place) if not each.startswith("out=")]
+    run = [each for each in RUN if not each.startswith(("nodes=", "devices=", "strategy="))]
+    root = config_word.quote(f"{place}/s")
+    sweep = ("-m", "seed=0,1,2,3", f"sweep.out={root}", "sweep.workers=2", "steps=5")
+    done = commands.run(*run, *sweep, *there, cwd=place, env=cluster)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in (place / "s").glob("seed-*/result.json")]
+    assert [result["status"] for result in results] == ["finished"] * 4
+
+
+@pytest.mark.campaign("network")
 def test_a_pod_that_is_deleted_comes_back_and_no_step_is_lost(cluster: dict[str, str], place: Path) -> None:
     command = Forked(
         [*commands.COMMAND, *RUN, *words(place), "steps=1000"], cwd=place, env=cluster, text=True,
@@ -149,6 +161,14 @@ def test_outside_of_a_pod_nothing_is_served() -> None:
     plan = plan_of("s3://bucket/run", "launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "nodes=2")
     with pytest.raises(PreflightError, match="this command creates no job"):
         build(plan.launcher).launch(plan)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "pytorchjob"])
+def test_workers_of_a_sweep_are_pods_of_an_indexed_job(kind: str) -> None:
+    made = ("launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "nodes=2", f"launcher.kind={kind}")
+    plan = plan_of("s3://bucket/sweep", *made)
+    with pytest.raises(WordsError, match=r"Type launcher\.kind=job for workers"):
+        build(plan.launcher).submit_workers(plan, ["python", "-m", "dtrain", "sweep", "work"], {})
 
 
 def test_names_are_those_of_hosts() -> None:

@@ -69,7 +69,8 @@ class Samples:
 
 class Dataset:
     """A Source of a map-style dataset. `inputs` and `targets` are the keys of a sample, in a tuple or a mapping;
-    several inputs stay a mapping. `workers` processes read samples; 0 means this process.
+    several inputs stay a mapping. `workers` processes read samples; 0 means this process. `columns`: the dataset gives
+    the columns of many samples by a tensor of their indices, in any thread.
 
     Rows of different lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a
     batch of a list of samples. `holdout` is a fraction; at least one sample is held out and one is not. Raises
@@ -90,6 +91,7 @@ class Dataset:
         length: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
+        columns: bool = False,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
@@ -122,9 +124,10 @@ class Dataset:
         split = holdout > 0 and holdout_dataset is None
         heldout = min(max(1, round(self._whole * holdout)), self._whole - 1) if split else 0
         self._start, self._stop = start, self._whole - heldout if stop is None else stop
-        self._batched = isinstance(dataset, TensorDataset) and collate is None
-        self.loading: Loading = "thread" if workers else "step"
-        if self._batched:
+        self._columns = columns
+        self._batched = columns or (isinstance(dataset, TensorDataset) and collate is None)
+        self.loading: Loading = "thread" if workers or columns else "step"
+        if self._batched and not columns:
             self.loading = "block"
         self.dense = False
 
@@ -183,6 +186,7 @@ class Dataset:
         build = partial(
             Dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
             pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers,
+            columns=self._columns,
         )  # fmt: skip
         if self._kept is not None:
             return build(self._kept, stop=_length(self._kept))
@@ -261,6 +265,8 @@ def _has_getitem(dataset: Any) -> bool:
 def _remedy(dataset: Any) -> str:
     if hasattr(dataset, "__getitems__"):
         return "Samples are read one by one: add def __getitem__(self, i): return self.__getitems__([i])[0]."
+    if type(dataset).__module__.startswith("ray.data."):
+        return "Type data=ray data.dataset._target_=<a function of yours that returns it>."
     if isinstance(dataset, DataLoader):
         return "Give the dataset it reads from; set batches, order and processes with batch=, seed= and data.workers=."
     return (

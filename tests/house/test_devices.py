@@ -135,7 +135,7 @@ MADE = {
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/memory.py:Memory._swap", "data/collate.py:tensors", "data/dataset.py:_classes",
-        "data/order.py:permute", "data/order.py:samples", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
+        "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/ray.py:_aligned", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
@@ -167,7 +167,7 @@ CUDA = {
         "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
-        "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
+        "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
         "resolve/auto.py:_budget", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),

@@ -42,6 +42,8 @@ WITH = {
     ("model", "mlp"): ("data=synthetic",),
     ("model", "cnn"): ("data=synthetic",),
     ("data", "tokens"): ("data.path=tokens.npy",),
+    ("launcher", "ray"): ("nodes=2",),
+    ("data", "ray"): ("data.path=rows.parquet", "data.inputs=x", "data.targets=y", "objective=regression"),
     ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),
     ("objective", "classification"): ("model=cnn", "data=synthetic"),
     ("objective", "regression"): ("model=mlp", "data=synthetic"),

@@ -7,7 +7,7 @@ from dtrain.cluster.network import endpoint
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
 
-CLIENT = "ray://"
+CLIENT, TOKEN = "ray://", "RAY_AUTH_MODE"
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_server_request_timeout_seconds": "10"}
 """No report of its use is sent; a cluster answers, and Ray's process on this host is found, within that time."""
 REACH_SECONDS = 5.0
@@ -44,14 +44,15 @@ def connect(cluster: str | None, key: str) -> str:
         return _head(where)
     try:
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
-    except (OSError, RuntimeError, ValueError) as error:
+    except (ray.exceptions.RayError, ImportError, OSError, RuntimeError, ValueError) as error:
         text = " ".join(str(error).split()).removesuffix(".")
         if "Could not find any running Ray instance" in text:
             raise PreflightError(
                 f"this host is no node of a Ray cluster, and there is no RAY_ADDRESS. Type {key}=<host>:<port>, or "
                 "start one: ray start --head"
             ) from error
-        raise PreflightError(f"the Ray cluster at {where} does not take this process: {text}.") from error
+        token = "" if TOKEN in os.environ else f" If it wants a token, type {TOKEN}=token before the command."
+        raise PreflightError(f"the Ray cluster at {where} does not take this process: {text}.{token}") from error
     return _head(where)
 
 

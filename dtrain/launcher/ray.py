@@ -98,8 +98,8 @@ class _Driver:
         self.has_ended = self._is_ready = False
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dtrain.launcher.ray_driver"], stdin=theirs.fileno(), start_new_session=True,
-                preexec_fn=partial(process.die_with, os.getpid()),
+                [sys.executable, "-W", "ignore", "-m", "dtrain.launcher.ray_driver"], stdin=theirs.fileno(),
+                start_new_session=True, preexec_fn=partial(process.die_with, os.getpid()),
             )  # fmt: skip
         try:
             self.send(**request)

@@ -158,6 +158,7 @@ WAITS_FOR = {
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed",
     ),
+    "predictions on the CPU of an executor": ("spark.py:predictions",),
 }  # fmt: skip
 CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),

@@ -33,6 +33,7 @@ FLOORS = (
     ("doctor", "sweep"),
     ("verb",),
     ("api",),
+    ("spark",),
     ("__main__",),
 )
 WITHOUT_TORCH = (

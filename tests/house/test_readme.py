@@ -123,6 +123,8 @@ HELD = {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/launcher/test_mpi.py, with other words",
         "pip install 'dtrain[ray]'": "tests/launcher/test_ray.py, with other words",
         "python -m dtrain model=mlp objective=classification data=ray": "tests/data/test_ray.py",
+        "pip install 'dtrain[spark]'": "tests/launcher/test_spark.py, with other words",
+        "import dtrain.spark": "tests/test_spark.py, with other columns",
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
         "_target_": "the same",

@@ -41,6 +41,7 @@ WITH = {
     ("launcher", "local"): ("nodes=2",),
     ("model", "mlp"): ("data=synthetic",),
     ("model", "cnn"): ("data=synthetic",),
+    ("data", "spark"): ("data.path=rows",),
     ("data", "tokens"): ("data.path=tokens.npy",),
     ("launcher", "ray"): ("nodes=2",),
     ("data", "ray"): ("data.path=rows.parquet", "data.inputs=x", "data.targets=y", "objective=regression"),

@@ -1,0 +1,191 @@
+"""Nodes that are tasks of a barrier job on a real cluster of Spark: the losses of local nodes, and nothing left."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import commands
+import pytest
+from commands import COMMAND, Forked
+from standalone import CONF, skip_without, spark
+
+from dtrain.launcher.spark import task
+from dtrain.launcher.spark.driver import reason
+from dtrain.testing.engine import EngineTests
+
+SMALL = (
+    "model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "nodes=2", "devices=2", "hook=[]",
+    "logger=[]", "checkpoint.every=50", "launcher=spark",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    with spark(tmp_path_factory.mktemp("spark")) as (master, variables):
+        yield master, {**os.environ, **variables}
+
+
+@pytest.mark.campaign("kills")
+class TestSpark(EngineTests):
+    start, seconds = Forked, 300.0
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: tuple[str, dict[str, str]]) -> None:
+        master, self.environment = cluster
+        self.words = (
+            "launcher=spark", f"launcher.master={master}", f"launcher.conf={CONF}", "launcher.address=127.0.0.1",
+        )  # fmt: skip
+
+
+@pytest.fixture
+def words(cluster: tuple[str, dict[str, str]]) -> list[str]:
+    return [
+        *SMALL, "steps=6", f"launcher.master={cluster[0]}", f"launcher.conf={CONF}", "launcher.address=127.0.0.1",
+    ]  # fmt: skip
+
+
+@pytest.mark.campaign("network")
+def test_what_is_wrong_with_the_workers_is_told_before_anything_starts(
+    words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    for more, sentence in (
+        (["launcher.python=/no/python"], "an executor has no /no/python. Type launcher.python=<its path"),
+        (["launcher.folder=/no/folder"], "the working folder /no/folder cannot be read there"),
+        (["nodes=9", "batch=18", "launcher.wait=3"], "Spark has no room for 9 node(s)"),
+    ):
+        done = commands.run(*words, *more, "out=a", cwd=tmp_path, env=cluster[1])
+        assert done.returncode == 3 and sentence in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and not (tmp_path / "a" / "metrics.jsonl").exists()
+
+
+@pytest.mark.campaign("network")
+def test_the_secret_is_in_no_argument_and_in_no_file(
+    words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret, events = "4f0c9a7be1d2480ab35c6e7f", tmp_path / "events"
+    events.mkdir()
+    logged = CONF.replace("{", "{" + f"spark.eventLog.enabled: true, spark.eventLog.dir: '{events}', ")
+    environment = {**cluster[1], "DTRAIN_SECRET": secret}
+    command = Forked(
+        [*COMMAND, *words, "steps=300", f"launcher.conf={logged}", "out=a"], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    seen = set[bytes]()
+    while command.poll() is None:
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                seen.add(entry.read_bytes())
+        time.sleep(0.1)
+    output, _ = command.communicate()
+    assert command.returncode == 0, output
+    assert any(b"dtrain.launcher.local.agent" in line for line in seen)
+    assert not [line for line in seen if secret.encode() in line]
+    places = [tmp_path, Path(cluster[1]["SPARK_CONF_DIR"]).parent]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert any(path.parent == events or path.parent.parent == events for path in files)
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+@pytest.mark.campaign("kills")
+def test_a_lost_executor_is_replaced_and_no_step_is_lost(
+    words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    daemons = Path(cluster[1]["SPARK_CONF_DIR"]).parent
+    command = Forked([*COMMAND, *words, "steps=3000", "out=a"], cwd=tmp_path, env=cluster[1], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not any((tmp_path / "a" / "checkpoints").rglob("COMMIT.json")):
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.1)
+    os.kill(executors(daemons)[0], signal.SIGKILL)
+    assert command.wait(300) == 0
+    steps = [json.loads(line)["step"] for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    assert steps == [*range(1, 3001)] and sum(event["event"] == "started" for event in events) > 1
+
+
+def executors(daemons: Path) -> list[int]:
+    """The processes of executors whose workers have their folders there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
+                found += [int(entry.name)] if (entry / "cwd").readlink().is_relative_to(daemons) else []
+    return found
+
+
+JOB = {"python": ".".join(map(str, sys.version_info[:2])), "host": "127.0.0.1", "port": 9, "command": []}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"python": "2.7"}, "and the command's is 2.7"),
+        ({"folder": "/no/folder"}, "the working folder /no/folder cannot be read there (No such file or directory)"),
+        ({}, "the command cannot be reached at 127.0.0.1:9 (Connection refused). Type launcher.address="),
+    ],
+)
+def test_an_executor_that_cannot_be_a_node_says_why(changed: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    assert sentence in task.unfit({**JOB, "folder": str(tmp_path), **changed})
+
+
+def test_an_executor_without_dtrain_is_told_by_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "NEEDED", ("dtrain", "nothing_of_that_name"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = {**JOB, "folder": str(tmp_path), "port": server.getsockname()[1]}
+        assert "has no nothing_of_that_name. Install dtrain there" in task.unfit(job)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: "
+            "3.11, PySpark cannot run with different minor versions.\nPlease check",
+            "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor "
+            "versions. Type launcher.python=",
+        ),
+        ("java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main", "this Java is too old for Spark"),
+        ("o0.\n: org.apache.spark.SparkException: worker lost\n\tat org.x", "org.apache.spark.SparkException: worker lost."),
+    ],
+)  # fmt: skip
+def test_errors_of_spark_become_sentences(said: str, sentence: str) -> None:
+    assert reason(said, 2).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "java", "code", "sentence"),
+    [
+        (["launcher.conf={executor.memory: 4g}"], "", 2, "launcher.conf: 'executor.memory' is no setting of Spark"),
+        (
+            ["launcher.conf={spark.hadoop.fs.s3a.secret.key: wJalrXUtnFEMIKMDENGbPxRfiCY}"],
+            "",
+            2,
+            "secret.key holds a secret",
+        ),
+        (["launcher.master=spark://127.0.0.1:9"], "", 3, "no master of Spark answers (127.0.0.1:9: "),
+        ([], "/no/java", 3, "there is no java in JAVA_HOME=/no/java. Install Java 17"),
+    ],
+)
+def test_what_cannot_be_a_cluster_is_refused_at_once(
+    words: list[str], java: str, code: int, sentence: str, tmp_path: Path
+) -> None:
+    if not java:
+        skip_without()
+    environment = {**os.environ, **({"JAVA_HOME": java} if java else {})}
+    done = commands.run(*SMALL, "steps=6", *words, "out=a", cwd=tmp_path, env=environment)
+    assert done.returncode == code and sentence in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_job_of_a_plan_has_an_executor_for_each_node(tmp_path: Path) -> None:
+    done = commands.run("plan", *SMALL, "threads=3", "launcher.conf={spark.executor.memory: 2g}", "out=a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in ("spark.task.cpus=6", "spark.executor.cores=6", "spark.cores.max=12", "spark.executor.memory=2g"):
+        assert line in done.stdout

@@ -1,0 +1,115 @@
+"""`dtrain.spark.fit` on a real cluster: rows of uneven partitions give the weights of the same rows here, and what was
+trained predicts, is saved without code and loaded.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import commands
+import numpy as np
+import pytest
+import torch
+from standalone import SMALL, spark
+
+import dtrain
+
+ROWS = """
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+
+def values():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(515, 3))
+    return x, x @ [1.0, -2.0, 3.0]
+
+
+def dataset():
+    x, y = values()
+    return TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y).float())
+"""
+FIT = """
+import json
+import sys
+
+import pyspark
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import SparkSession
+
+import dtrain.spark
+from own_rows import values
+
+master, words, conf = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+builder = SparkSession.builder.master(master)
+for name, value in conf.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+x, y = values()
+rows = [(*map(float, row), float(target)) for row, target in zip(x, y)]
+parts = [rows[:257], rows[257:]]
+df = spark.sparkContext.parallelize(range(2), 2).flatMap(lambda part: parts[part]).toDF(["a", "b", "c", "y"])
+features = ["a", "b", "c"]
+fitted = dtrain.spark.fit(df, *words, features=features, label="y", out="far")
+again = dtrain.spark.fit(df, *words, features=features, label="y", out="far")
+assert again.weights == fitted.weights
+try:
+    dtrain.spark.fit(df.limit(5), *words, features=features, label="y", out="far")
+except dtrain.WordsError as error:
+    print(error)
+PipelineModel([fitted]).write().overwrite().save("saved")
+loaded = PipelineModel.load("saved")
+columns = [[row.prediction for row in model.transform(df).collect()] for model in (fitted, loaded)]
+assert columns[0] == columns[1], "what was loaded predicts the same"
+print("predictions", json.dumps(columns[0]))
+spark.stop()
+"""
+WORDS = [
+    "model=mlp",
+    "strategy=ddp",
+    "nodes=2",
+    "devices=1",
+    "steps=20",
+    "batch=32",
+    "logger=[]",
+    "hook=[]",
+    "data.holdout=0",
+]
+
+
+@pytest.mark.campaign("network")
+@pytest.mark.parametrize("launcher", ["spark", "local"])
+def test_uneven_partitions_give_the_weights_of_the_same_rows_here(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "it's here"
+    place.mkdir()
+    (place / "own_rows.py").write_text(ROWS)
+    (place / "fit.py").write_text(FIT)
+    (tmp_path / "cluster").mkdir()
+    with spark(tmp_path / "cluster") as (master, variables):
+        environment = {**os.environ, **variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        words = [*WORDS, f"launcher={launcher}", "launcher.address=127.0.0.1"]
+        program = ["fit.py", master, json.dumps(words), json.dumps(SMALL)]
+        done = commands.python(*program, cwd=place, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "far has 515 rows of another DataFrame (this one has 5" in done.stdout
+    data = ["data=dataset", "data.dataset._target_=own_rows.dataset", "trust=[own_rows]", "objective=regression"]
+    near = commands.run(*WORDS, *data, "launcher=local", "out=near", cwd=place)
+    assert near.returncode == 0, near.stderr
+    monkeypatch.syspath_prepend(place)
+    far, here = dtrain.load(str(place / "far")), dtrain.load(str(place / "near"), "trust=[own_rows]")
+    there, weights = far.state_dict(), here.state_dict()
+    assert there.keys() == weights.keys() and all(torch.equal(there[name], weights[name]) for name in weights)
+    x, _ = importlib.import_module("own_rows").values()
+    monkeypatch.delitem(sys.modules, "own_rows")
+    with torch.no_grad():
+        expected = here(torch.from_numpy(x).float()).reshape(-1)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("predictions "))
+    np.testing.assert_allclose(json.loads(line.partition(" ")[2]), expected.numpy(), rtol=1e-5, atol=1e-6)
+    saved = [path.name for path in (place / "saved").rglob("*") if path.is_file() and path.suffix != ".crc"]
+    assert {name.partition("-")[0] for name in saved} <= {"part", "_SUCCESS", "model.safetensors"}

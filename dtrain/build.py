@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.config.facts import about
-from dtrain.errors import WordsError
+from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import Part
 from dtrain.storage import hub
 
@@ -38,6 +38,15 @@ def giving(objects: Mapping[str, Any]) -> Iterator[None]:
 
 def has_given() -> bool:
     return bool(_given)
+
+
+def refuse_given() -> None:
+    """Raises PreflightError if objects were passed to `dtrain.run`, where the ranks are no forks of this process."""
+    if _given:
+        raise PreflightError(
+            "objects that were passed to dtrain.run exist in this process alone, and the ranks run in others. Put "
+            "their classes into a module that the nodes have too."
+        )
 
 
 def given(*, of: str, **arguments: Any) -> Any:

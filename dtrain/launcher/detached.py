@@ -88,12 +88,20 @@ def read(out: str) -> Plan:
 
 def refuse_other(plan: Plan, job: str) -> None:
     """Raises PreflightError if the run's job was submitted with other words."""
-    saved = _contents(plan.out, "submitted.json").get("plan")
-    if saved != json.dumps(plan.to_dict()):
+    try:
+        saved = dict(json.loads(_contents(plan.out, "submitted.json")["plan"]))
+    except (KeyError, TypeError, ValueError):
+        saved = {}
+    if _submitted(saved) != _submitted(json.loads(json.dumps(plan.to_dict()))):
         raise PreflightError(
             f"out={plan.out} belongs to job {job}, which was submitted with other words or code. Type dtrain stop "
             f"{plan.out} first, or out=<another place>."
         )
+
+
+def _submitted(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A plan without what its command does once it is submitted."""
+    return {**plan, "launcher": {**plan.get("launcher", {}), "detach": None}, "why": None}
 
 
 def note_job(out: str, launcher: Mapping[str, Any], job: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dtrain.build import build
+from dtrain.build import build, refuse_given
 from dtrain.config.facts import fact
 from dtrain.config.schema import default
 from dtrain.config.structure import fault
@@ -68,7 +68,7 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
 
 def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
     """Follow the run's job; if it has none, write what describes the run, and submit one. The job takes the lease."""
-    launcher.describe(plan)  # it refuses words that no script can hold
+    refuse_given()
     with store.anchored():
         jobs = launcher.jobs(plan.out)
         if jobs:

@@ -6,6 +6,7 @@ The script turns USR1, which Slurm sends before the time limit, into a saved sta
 back.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import masked
 
-VALUE = re.compile(r"[\w.:,@/+-]+")
+VALUE = re.compile(r"[\w.:,@/+][\w.:,@/+-]*")
 LINE = re.compile(r"(?:#SBATCH +)?(--[a-z][a-z-]*)(?:[= ][\w.:,@/+*%&|()\[\]=-]+)?")
 """`--constraint=a100`, with or without #SBATCH."""
 SAME = {"--gpus-per-node": ("--gres", "--gpus"), "--cpus-per-task": ("--cpus",)}
@@ -34,16 +35,21 @@ SAME = {"--gpus-per-node": ("--gres", "--gpus"), "--cpus-per-task": ("--cpus",)}
 PREEMPTED_SECONDS = 900
 """Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
 SCRIPT = """\
-trap 'limit=1; kill -TERM "$run"' USR1 # the time limit is near
-trap 'stop=1; kill -TERM "$run"' USR2  # Ctrl-C in the command, or dtrain stop
-trap : TERM                            # preempted or cancelled: every process gets it
+trap 'limit=1; kill -TERM "$run"' USR1              # the time limit is near
+trap 'stop=1; kill -TERM "$run" 2> /dev/null' USR2  # Ctrl-C in the command, or dtrain stop
+trap 'told=1' TERM                                  # preempted or cancelled: every process gets it
 cd {folder} || exit 3
 {setup}{command} &
 run=$!
 while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
 if [ "$code" = 75 ] && [ -n "$limit" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 # what was preempted comes back and what was cancelled does not: Slurm ends both
-if [ "$code" = 75 ] && [ -z "$stop" ]; then for _ in {{1..{wait}}}; do sleep 1; done; fi
+if [ "$code" = 75 ] && [ -n "$limit$told" ]; then
+  for _ in {{1..{wait}}}; do
+    [ -z "$stop" ] || break
+    sleep 1
+  done
+fi
 exit "$code"
 """
 
@@ -87,7 +93,8 @@ class Slurm:
     def cancel(self, job: str, *, save: bool) -> None:
         if save:
             _ask("scancel", "--state=PENDING", job)
-            _ask("scancel", "--batch", "--signal=USR2", job)
+            with contextlib.suppress(PreflightError):  # it was queued, and is gone
+                _ask("scancel", "--batch", "--signal=USR2", job)
         else:
             _ask("scancel", job)
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,13 +17,14 @@ from typing import Any, Protocol
 from dtrain.build import build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
-from dtrain.config.environment import HANDED, WORKERS
+from dtrain.config.environment import HANDED, SOURCE, WORKERS
 from dtrain.config.facts import fact
-from dtrain.errors import WordsError, first_line
+from dtrain.errors import PreflightError, WordsError, first_line
 from dtrain.launcher import Detached, Engine, detached, process
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
-from dtrain.resolve import machine
+from dtrain.resolve import machine, own
+from dtrain.result import source_digest
 from dtrain.secrets import masked, screen
 from dtrain.storage import options, store
 from dtrain.sweep import stop_request
@@ -33,7 +34,11 @@ from dtrain.sweep.worker import Command, ends, work
 
 
 class Crew(Protocol):
-    """In its context workers are started; at its end, those that end with this command are no more."""
+    """In its context workers are started; at its end, those that end with this command are no more. `log`: the folder
+    of what they say; empty if this command tells it.
+    """
+
+    log: str
 
     def prepare(self) -> None:
         """Look whether they can be started. Raises DtrainError."""
@@ -60,7 +65,7 @@ class OfHydra:
     """
 
     def __init__(self, hydras: Foreign, words: Sequence[str], number: int | None) -> None:
-        self._hydras, self._words, self._number = hydras, words, number
+        self._hydras, self._words, self._number, self.log = hydras, words, number, ""
         self._ended, self._error = list[tuple[int, str]](), list[Exception]()
         self._stack = ExitStack()
 
@@ -103,7 +108,7 @@ class OfEngine:
         self._engine, self._plan, self._restarts = engine, plan, restarts
         self._command = [sys.executable, "-m", "dtrain.sweep.worker", *words]
         self._name = f"{plan.launcher['_target_'].rpartition('.')[2].lower()}-{secrets.token_hex(4)}"
-        self._starts, self._asked = Counter[int](), False
+        self._starts, self._asked, self.log = Counter[int](), False, ""
 
     def prepare(self) -> None:
         self._engine.prepare(self._plan)
@@ -131,7 +136,8 @@ class OfEngine:
 
     def _start(self, nodes: Sequence[int]) -> None:
         self._starts.update(nodes)
-        self._engine.start(nodes, self._command, {WORKERS: self._name, HANDED: options.hand_over()})
+        handed = {WORKERS: self._name, HANDED: options.hand_over(), SOURCE: source_digest("dtrain")}
+        self._engine.start(nodes, self._command, handed)
 
 
 class OfScheduler:
@@ -141,7 +147,7 @@ class OfScheduler:
 
     def __init__(self, launcher: Detached, plan: Plan, words: Sequence[str]) -> None:
         self._launcher, self._plan, self._words = launcher, plan, words
-        self._job = ""
+        self._job, self.log = "", ""
 
     def prepare(self) -> None:
         self._launcher.describe(self._plan)
@@ -153,7 +159,8 @@ class OfScheduler:
             command = [sys.executable, "-m", "dtrain", "sweep", "work", *self._words]
             self._job = self._launcher.submit_workers(self._plan, command, {HANDED: options.hand_over()})
             detached.note_job(out, self._plan.launcher, self._job)
-        screen.say(f"job {self._job} has {self._plan.nodes} workers · {self._launcher.log(out, self._job).parent}")
+        self.log = str(self._launcher.log(out, self._job).parent)
+        screen.say(f"job {self._job} has {self._plan.nodes} workers · {self.log}")
         return self
 
     def is_working(self) -> bool:
@@ -164,7 +171,8 @@ class OfScheduler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is KeyboardInterrupt:
-            self._launcher.cancel(self._job, save=False)
+            with suppress(PreflightError):  # it has ended by now
+                self._launcher.cancel(self._job, save=False)
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class Nodes:
 def split(request: Request) -> tuple[Request, Nodes | None]:
     """The sweep without the words of a launcher that starts nodes elsewhere, and those that describe the nodes."""
     named = [word for word in request.words if word.key.split(".")[0] in ("launcher", "cluster")]
-    config = compose([*map(str, named)])
+    config = own.stated(compose([*map(str, named)]))
     if fact(config.launcher, "where") != "elsewhere":
         return request, None
     cluster = machine.named(config, replace(detect(), external=None))

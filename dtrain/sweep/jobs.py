@@ -208,6 +208,8 @@ def _unsweepable(swept: Iterable[Word]) -> Iterable[str]:
             yield f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
         elif word.key.split(".")[0] in ("out", "trust", "sweep", "hydra"):
             yield f"{shown(word)}: it cannot be swept. Type {word.key}=<one value>."
+        elif word.key.startswith("launcher.") and word.text:
+            yield f"{shown(word)}: it cannot be swept. Quote a text with a comma twice: {word.key}='\"a,b\"'."
 
 
 def is_private(word: Word) -> bool:

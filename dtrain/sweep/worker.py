@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dtrain.config.environment import HANDED, WORKERS
-from dtrain.errors import StoreError
+from dtrain.config.environment import HANDED, SOURCE, WORKERS
+from dtrain.errors import PreflightError, StoreError
 from dtrain.launcher import process
 from dtrain.lifecycle import signals
+from dtrain.result import source_digest
 from dtrain.secrets import masked, screen
 from dtrain.storage import options, store
 
@@ -88,7 +89,11 @@ def main(arguments: Sequence[str]) -> int:
         os.environ.update(json.loads(sys.stdin.readline()))
         arguments = arguments[:-1]
     root, watch = arguments[0], Signals()
-    code, complaints = work(None, arguments, watch)
+    if os.environ[SOURCE] == source_digest("dtrain"):
+        code, complaints = work(None, arguments, watch)
+    else:
+        code = PreflightError.exit_code
+        complaints = "the source of dtrain here differs from that of the command. Install the same one."
     if code >= 0 and not watch.is_over():
         end = {"code": code, "complaints": f"{socket.gethostname()}: {masked(complaints.strip())}"}
         name = f"{os.environ[WORKERS]}-{socket.gethostname()}-{os.getpid()}.json"

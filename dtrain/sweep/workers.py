@@ -29,12 +29,11 @@ class Workers:
     ) -> None:
         self._root, self._crew, self._jobs, self._tell = root, crew, jobs, ended
         self.finished, self.failed, self.stopped = list[str](), dict[str, Ended](), list[str]()
-        self._done: set[str] = set()
+        self._done = {name for name, state in self._states().items() if state.status == "finished"}
 
     def run(self) -> None:
         """Returns when all workers have ended. Raises what the crew raises, and KeyboardInterrupt when asked twice."""
         signals.listen()
-        self._done = {name for name, state in self._states().items() if state.status == "finished"}
         asked = False
         with self._crew as crew:
             while crew.is_working():

@@ -203,16 +203,18 @@ def _take_part(
         if leader
         else _engine(root, judged[0], proposer, shown)
     )
-    with shown:
-        engine.run()
+    if total > done or not leader:
+        with shown:
+            engine.run()
     if nodes and nodes.launcher.get("detach"):
-        screen.say(f"the same words follow it, dtrain stop {cut(root)} ends it")
+        screen.say(f"the same words with launcher.detach=false follow it, dtrain stop {cut(root)} ends it")
         return 0
     _show(root, looks_for, 0 if hydras.sweeper else total, engine.failed.values())
     if isinstance(proposer, Stopping) and not leader:
         screen.say(proposer.report())
     elif engine.failed or engine.stopped or engine.is_something_left():
-        screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
+        said = f" · what the workers said: {leader.log}" if leader and leader.log else ""
+        screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on{said}")
     return _exit_code(bool(engine.failed) or (bool(leader) and engine.is_something_left()))
 
 

@@ -7,6 +7,7 @@ dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and a tabl
 from collections.abc import Sequence
 
 from dtrain import recipe
+from dtrain.build import build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
 from dtrain.config.facts import fact
@@ -64,6 +65,7 @@ def one(config: Config) -> Result:
         zygote.begin()
     if first:
         requires.check(config, cluster)
+        build(plan.launcher).describe(plan)  # it refuses words before anything is written
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
@@ -100,7 +102,8 @@ def _measured(result: Result, name: str) -> str:
 
 def farewell(plan: Plan, result: Result) -> str:
     if result.status == "submitted":
-        return f"{result.reason} runs it · {plan.out}\nthe same words follow it, dtrain stop {plan.out} ends it"
+        follow = f"the same words with launcher.detach=false follow it, dtrain stop {plan.out} ends it"
+        return f"{result.reason} runs it · {plan.out}\n{follow}"
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     evaluation = "".join(
         f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import commands
 import pytest
+import torch
 from commands import COMMAND, Forked
 from slurm import slurm
 
+import dtrain
+from dtrain.errors import PreflightError
 from dtrain.testing.engine import EngineTests, agents
 
 SMALL = (
@@ -96,6 +99,34 @@ def test_a_command_that_follows_its_job_and_the_agents_are_small(queue: dict[str
 
 
 @pytest.mark.campaign("network")
+def test_a_run_that_ends_before_its_work_is_done_ends_its_job(queue: dict[str, str], place: Path) -> None:
+    done = commands.run(*LONG, "time_limit=0:00:25", "grace=15", "out=a", cwd=place, env=queue, timeout=200)
+    assert done.returncode == 75, done.stderr
+    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("network")
+def test_a_job_that_waits_is_let_go_followed_and_cancelled(queue: dict[str, str], place: Path) -> None:
+    held = [*LONG, "launcher.more=[--hold]", "out=a"]
+    done = commands.run(*held, "launcher.detach=true", cwd=place, env=queue)
+    assert done.returncode == 0 and "the same words with launcher.detach=false follow it" in done.stdout, done.stderr
+    command = Forked([*COMMAND, *held], cwd=place, env=queue, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: " runs it" in command.stdout.readline())
+    command.send_signal(signal.SIGINT)
+    assert command.wait(100) == 130, command.stderr.read()
+    commands.run(*held, "launcher.detach=true", cwd=place, env=queue)
+    done = commands.run("stop", "a", cwd=place, env=queue)
+    assert done.returncode == 0 and not asked(queue, "squeue", "--noheader"), done.stderr
+
+
+@pytest.mark.campaign("network")
+def test_workers_that_cannot_start_are_told_with_their_log(queue: dict[str, str], place: Path) -> None:
+    words = [*SMALL, "nodes=1", "steps=2", "seed=0,1", "launcher.setup=['exit 9']", "sweep.workers=2", "sweep.out=s"]
+    done = commands.run("-m", *words, cwd=place, env=queue, timeout=200)
+    assert done.returncode == 1 and f"what the workers said: {place}/s/logs" in done.stdout, done.stdout
+
+
+@pytest.mark.campaign("network")
 def test_in_an_allocation_its_nodes_are_used(queue: dict[str, str], place: Path) -> None:
     command = ["salloc", "--nodes=2", "--cpus-per-task=2", *COMMAND, *SMALL, "steps=6", "out=a"]
     done = subprocess.run(command, cwd=place, env=queue, capture_output=True, text=True, timeout=200)
@@ -114,6 +145,12 @@ def test_what_the_scheduler_refuses_is_told_in_its_words(queue: dict[str, str], 
     assert "invalid partition specified: nowhere" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_objects_of_this_process_are_in_no_job(tmp_path: Path) -> None:
+    words = [word for word in SMALL if not word.startswith(("model", "hook"))]
+    with pytest.raises(PreflightError, match=r"objects that were passed to dtrain\.run exist in this process alone"):
+        dtrain.run(*words, "steps=2", f"out={tmp_path}/a", model=torch.nn.Linear(64, 10))
+
+
 def test_other_commands_than_a_run_need_an_allocation(tmp_path: Path) -> None:
     done = commands.run("verify", *SMALL, "steps=6", "out=a", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
@@ -123,6 +160,7 @@ def test_other_commands_than_a_run_need_an_allocation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
+        ("launcher.time=-5", "launcher.time='-5': sbatch takes one word"),
         ("launcher.partition='a b'", "launcher.partition='a b': sbatch takes one word without quotes"),
         ("launcher.partition='$(touch x)'", "sbatch takes one word without quotes"),
         ("launcher.more=['--wrap=touch x']", "launcher.more: '--wrap=touch x' is no option of sbatch"),

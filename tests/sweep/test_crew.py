@@ -16,6 +16,11 @@ from commands import COMMAND, Forked
 from slurm import slurm
 from ssh import hosts
 
+from dtrain.config.environment import HANDED, SOURCE, WORKERS
+from dtrain.storage import options
+from dtrain.sweep import jobs, worker
+from dtrain.sweep.crew import split
+
 SMALL = ["model=mlp", "data=synthetic", "objective=regression", "hook=[]", "logger=[]", "checkpoint.every=50"]
 
 
@@ -129,6 +134,10 @@ def test_twelve_jobs_on_an_array_of_two_survive_three_preemptions(tmp_path: Path
         (["launcher=ssh", "launcher.hosts=[a]", "sweep.workers=2"], "nodes=2, but launcher.hosts has 1"),
         (["launcher=slurm", "sweep.workers=2", "nodes=2"], "a job of a sweep runs on the node of its worker"),
         (["launcher=slurm", "sweep.workers=2", "hydra/launcher=joblib"], "hydra/launcher=joblib starts the workers"),
+        (
+            ["launcher=mpi", "launcher.command=mpirun --host a,b"],
+            "it cannot be swept. Quote a text with a comma twice: launcher.command='\"a,b\"'",
+        ),
         (["launcher=slurm,local"], "Type launcher=slurm beside -m, neither swept nor in a recipe"),
     ],
 )
@@ -136,3 +145,29 @@ def test_what_starts_no_workers_is_refused(words: list[str], sentence: str, tmp_
     done = commands.run("-m", *SMALL, "steps=2", "seed=0,1", *words, "sweep.out=s", cwd=tmp_path)
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_a_finished_sweep_starts_no_worker(tmp_path: Path) -> None:
+    words = ["-m", *SMALL, "steps=2", "seed=0,1", "sweep.out=s"]
+    assert commands.run(*words, cwd=tmp_path).returncode == 0
+    done = commands.run(*words, "launcher=slurm", "sweep.workers=2", cwd=tmp_path)
+    assert done.returncode == 0 and "of which 2 are finished" in done.stdout, done.stderr
+    assert not (tmp_path / "s" / "logs").exists()
+
+
+def test_an_engine_of_the_users_own_starts_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "outside")
+    words = ["seed=0,1", "launcher._target_=kit.engine.Processes", "trust=[kit]", "sweep.out=s"]
+    request, nodes = split(jobs.read(words))
+    assert nodes and nodes.word == "launcher._target_=kit.engine.Processes"
+    assert [word.key for word in request.words] == ["trust"]
+
+
+def test_a_worker_with_another_dtrain_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, WORKERS: "ssh-1", HANDED: options.hand_over(), SOURCE: "another"}
+    command = [sys.executable, "-m", "dtrain.sweep.worker", str(tmp_path)]
+    assert subprocess.run(command, env=environment, cwd=tmp_path, timeout=60).returncode == 3
+    ((code, complaints),) = worker.ends(str(tmp_path), "ssh-1")
+    assert code == 3 and complaints.endswith(
+        "the source of dtrain here differs from that of the command. Install the same one."
+    )

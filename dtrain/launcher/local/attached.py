@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain.build import has_given
+from dtrain.build import has_given, refuse_given
 from dtrain.cluster import network
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import Engine, process, zygote
@@ -51,12 +51,8 @@ def launch(
     Raises what `Launcher.launch` does, and PreflightError for an address that cannot be served.
     """
     _refuse_cuda()
-    if engine and has_given():
-        raise PreflightError(
-            "objects that were passed to dtrain.run exist in this process alone, and the ranks run in others. Put "
-            "their classes into a module that the nodes have too."
-        )
     if engine:
+        refuse_given()
         engine.prepare(plan)
     try:
         address = network.meeting(address) if address or engine else None

@@ -51,7 +51,7 @@ def kept(cluster: dict[str, str]) -> list[str]:
 
 @pytest.mark.campaign("kills")
 class TestKubernetes(EngineTests):
-    start, detached = Forked, True
+    start, detached, shown = Forked, True, (0, 1)  # the first pod's
 
     @pytest.fixture(autouse=True)
     def _cluster(self, cluster: dict[str, str], tmp_path: Path) -> None:

@@ -111,9 +111,10 @@ def test_a_job_that_waits_is_let_go_followed_and_cancelled(queue: dict[str, str]
     done = commands.run(*held, "launcher.detach=true", cwd=place, env=queue)
     assert done.returncode == 0 and "the same words with launcher.detach=false follow it" in done.stdout, done.stderr
     command = Forked([*COMMAND, *held], cwd=place, env=queue, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: " runs it" in command.stdout.readline())
+    assert any(" runs it" in line for line in command.stdout)
     command.send_signal(signal.SIGINT)
-    assert command.wait(100) == 130, command.stderr.read()
+    command.communicate(timeout=100)
+    assert command.returncode == 130
     commands.run(*held, "launcher.detach=true", cwd=place, env=queue)
     done = commands.run("stop", "a", cwd=place, env=queue)
     assert done.returncode == 0 and not asked(queue, "squeue", "--noheader"), done.stderr

@@ -98,7 +98,7 @@ def test_a_lost_executor_is_replaced_and_no_step_is_lost(
     words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     daemons = Path(cluster[1]["SPARK_CONF_DIR"]).parent
-    command = Forked([*COMMAND, *words, "steps=3000", "out=a"], cwd=tmp_path, env=cluster[1], stdout=subprocess.DEVNULL)
+    command = Forked([*COMMAND, *words, "steps=1000", "out=a"], cwd=tmp_path, env=cluster[1], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
     while not any((tmp_path / "a" / "checkpoints").rglob("COMMIT.json")):
         assert time.monotonic() < deadline and command.poll() is None
@@ -107,7 +107,7 @@ def test_a_lost_executor_is_replaced_and_no_step_is_lost(
     assert command.wait(300) == 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
-    assert steps == [*range(1, 3001)] and sum(event["event"] == "started" for event in events) > 1
+    assert steps == [*range(1, 1001)] and sum(event["event"] == "started" for event in events) > 1
 
 
 def executors(daemons: Path) -> list[int]:

@@ -54,14 +54,14 @@ class Agent:
     """`lease`: seconds without an answer of the server after which the ranks are ended; None on the server's own host,
     where its end closes the link.
 
-    `shared`: the server reads the folder of reports itself; else its files are sent.
+    `shared`: the server reads the folder of reports itself; else its files are sent. `alone`: no node is elsewhere.
     """
 
     def __init__(
-        self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool
+        self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool, alone: bool
     ) -> None:
         self._plan, self._link, self._lease = plan, link, lease
-        self._folder, self._memory, self._shared = folder, memory, shared
+        self._folder, self._memory, self._shared, self._alone = folder, memory, shared, alone
         self._ranks: dict[int, int] = {}
         """pid -> rank, of those that are running"""
         self._round, self._first, self._reports = -1, 0, folder
@@ -161,7 +161,7 @@ class Agent:
         for local in range(plan.devices):
             rank = first + local
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
-            work = partial(_rank, plan, self._reports, self._link, own, is_here=self._shared)
+            work = partial(_rank, plan, self._reports, self._link, own, is_alone=self._alone)
             try:
                 with signals.blocked():  # until the rank has its handlers
                     self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
@@ -246,7 +246,7 @@ class Agent:
             failure.look(self._reports, rank, pid)
 
 
-def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], *, is_here: bool) -> None:
+def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], *, is_alone: bool) -> None:
     """One rank, in its own process. It keeps the link open, so that the server does not see the node end while one of
     its ranks is alive. Lines of other ranks than 0 bear their number, unless all are on this host.
     """
@@ -257,7 +257,7 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
     os.environ.update(environment)
     rank = int(environment["RANK"])
-    if rank and not is_here:
+    if rank and not is_alone:
         screen.label(f"[rank {rank}] ")
     failure.began(folder, rank)
     try:
@@ -312,7 +312,7 @@ def join(address: str, wait: float, cold: str = "") -> int:
                     network.take_interface(link.here)
                     lease, memory = welcome["silence"], process.memory(folder) / "node"
                     since = float("inf")
-                    agent = Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False)
+                    agent = Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False, alone=False)
                     agent.run()
                     return EXIT_CODES["preempted"] if agent.leaving else agent.exit_code
             except ConnectionError as error:

@@ -128,7 +128,8 @@ class Rounds:
             agent.take_place(self.plan, self._here, slot, self.here)
             memory, link = process.memory(self.scratch) / f"node-{slot}", Link(theirs, "agent")
             with contextlib.suppress(ConnectionError):
-                agent.Agent(self.plan, link, folder=self.scratch, memory=memory, lease=None, shared=True).run()
+                alone, where = self.here == self.plan.nodes, {"folder": self.scratch, "memory": memory}
+                agent.Agent(self.plan, link, **where, lease=None, shared=True, alone=alone).run()
 
         with signals.blocked():
             pid = process.fork(work, f"dtrain-agent-{slot}")

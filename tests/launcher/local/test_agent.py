@@ -110,7 +110,9 @@ def test_a_rank_counts_the_time_limit_from_the_command(tmp_path: Path, monkeypat
     monkeypatch.setattr(process, "fork", lambda work, name: environments.append(work.args[-1]) or len(environments))
     plan = SimpleNamespace(world=1, devices=1)
     plan.on = lambda nodes: plan
-    agent = Agent(cast(Any, plan), cast(Any, None), folder=tmp_path, memory=tmp_path, lease=None, shared=True)
+    agent = Agent(
+        cast(Any, plan), cast(Any, None), folder=tmp_path, memory=tmp_path, lease=None, shared=True, alone=True
+    )
     before = time.monotonic()
     agent._start(round=0, first=0, nodes=1, group=0, passed=1e6, environment={})
     assert before - 1e6 <= float(environments[0]["DTRAIN_BEGAN"]) <= time.monotonic() - 1e6

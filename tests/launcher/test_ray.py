@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import commands
 import pytest
 import ray_cluster
-from commands import Forked
+from commands import COMMAND, Forked
 from killing import descendants
 from ray_cluster import Cluster
 
@@ -100,7 +101,6 @@ class TestRay(EngineTests):
         ),
         ("127.0.0.1:1", 3, "no Ray cluster answers at 127.0.0.1:1: connection refused"),
         ("127.0.0.1:99999", 2, "127.0.0.1:99999 is not <host>:<port>"),
-        ("null", 3, "this host is no node of a Ray cluster, and there is no RAY_ADDRESS"),
     ],
 )
 def test_what_is_no_cluster_is_refused(cluster: str, code: int, sentence: str, tmp_path: Path) -> None:
@@ -108,6 +108,16 @@ def test_what_is_no_cluster_is_refused(cluster: str, code: int, sentence: str, t
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = commands.run(*SMALL, f"launcher.cluster={cluster}", cwd=tmp_path, env=env)
     assert done.returncode == code and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a namespace without other tests' clusters needs root")
+def test_a_host_that_is_no_node_of_a_cluster_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not here. Type: pip install 'dtrain[ray]'")
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *COMMAND, *SMALL]
+    done = subprocess.run(alone, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert "this host is no node of a Ray cluster, and there is no RAY_ADDRESS" in done.stderr
 
 
 def test_ray_is_named_where_it_is_not_installed(tmp_path: Path) -> None:

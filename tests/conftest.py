@@ -31,6 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Grad strides do not match bucket view strides")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`slow` of a class names its tests that CI does not run: the contract of engines whose clusters take long."""
+    for item in items:
+        if getattr(item, "originalname", "") in getattr(getattr(item, "cls", None), "slow", ()):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Every rank is forked from here."""
     pool.prepare()

@@ -32,7 +32,7 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture(params=["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command, without the number of ranks, and its variables."""
     pytest.importorskip("mpi4py", reason="Type: pip install mpi4py")

@@ -52,6 +52,10 @@ def kept(cluster: dict[str, str]) -> list[str]:
 @pytest.mark.campaign("kills")
 class TestKubernetes(EngineTests):
     start, detached, shown = Forked, True, (0, 1)  # the first pod's
+    slow = (
+        "test_a_killed_agent_starts_again", "test_a_second_ctrl_c_ends_all", "test_the_first_error_of_a_rank_is_shown",
+        "test_a_killed_command_takes_its_run_with_it_or_finds_it_again",
+    )  # fmt: skip
 
     @pytest.fixture(autouse=True)
     def _cluster(self, cluster: dict[str, str], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["ssh", "openmpi"])
+@pytest.fixture(params=["ssh", pytest.param("openmpi", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The words that start two workers."""
     if request.param == "openmpi":

@@ -84,8 +84,8 @@ one = rows(1)
 assert before == (signal.getsignal(signal.SIGTERM), sys.excepthook, sys.unraisablehook)
 order = torch.from_numpy(np.random.default_rng(1).permutation(ray_rows.ROWS))
 whole = one[order]
-assert torch.equal(whole["pixels"], torch.from_numpy(ray_rows.pixels())[order].float())
-assert torch.equal(whole["label"], torch.from_numpy(ray_rows.labels())[order])
+assert torch.equal(torch.from_numpy(whole["pixels"]), torch.from_numpy(ray_rows.pixels())[order].float())
+assert torch.equal(torch.from_numpy(whole["label"]), torch.from_numpy(ray_rows.labels())[order])
 source.SHARE = 0  # a large one
 seven = rows(7)
 assert len(seven) == ray_rows.ROWS and all((seven[order][name] == whole[name]).all() for name in whole)

@@ -186,7 +186,7 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
 def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
     small = ["model=mlp", "data=synthetic", "objective=regression", "steps=4", "hook=[]"]
     printed = []
-    for line in block("docs/sweeps.md", "python -m dtrain -m").splitlines():
+    for line in block("docs/sweeps.md", "python -m dtrain -m optim.lr=1e-3,3e-3").splitlines():
         words = shlex.split(line, comments=True)[3:]
         done = commands.run(*words, *(small if words[0] == "-m" else []), cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -37,14 +37,14 @@ PREEMPTED_SECONDS = 900
 SCRIPT = """\
 trap 'limit=1; kill -TERM "$run"' USR1              # the time limit is near
 trap 'stop=1; kill -TERM "$run" 2> /dev/null' USR2  # Ctrl-C in the command, or dtrain stop
-trap 'told=1' TERM                                  # preempted or cancelled: every process gets it
+trap : TERM                                         # preempted or cancelled: every step gets it
 cd {folder} || exit 3
 {setup}{command} &
 run=$!
 while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
 if [ "$code" = 75 ] && [ -n "$limit" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 # what was preempted comes back and what was cancelled does not: Slurm ends both
-if [ "$code" = 75 ] && [ -n "$limit$told" ]; then
+if [ "$code" = 75 ]; then
   for _ in {{1..{wait}}}; do
     [ -z "$stop" ] || break
     sleep 1

@@ -44,7 +44,7 @@ def test_whatever_is_killed_every_job_finishes_and_none_begins_again_after_that(
     while kills < KILLS and len(finished(root)) < 60:
         sweep = begin(tmp_path, *words, *place)
         while sweep.poll() is None and kills < KILLS:
-            time.sleep(chance.uniform(0.2, 1.0))
+            time.sleep(chance.uniform(0.1, 0.6))
             victims = family(sweep.pid)[chance.choice(targets)]
             if victims and sweep.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

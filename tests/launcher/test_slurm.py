@@ -99,13 +99,6 @@ def test_a_command_that_follows_its_job_and_the_agents_are_small(queue: dict[str
 
 
 @pytest.mark.campaign("network")
-def test_a_run_that_ends_before_its_work_is_done_ends_its_job(queue: dict[str, str], place: Path) -> None:
-    done = commands.run(*LONG, "time_limit=0:00:25", "grace=15", "out=a", cwd=place, env=queue, timeout=200)
-    assert done.returncode == 75, done.stderr
-    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
-
-
-@pytest.mark.campaign("network")
 def test_a_job_that_waits_is_let_go_followed_and_cancelled(queue: dict[str, str], place: Path) -> None:
     held = [*LONG, "launcher.more=[--hold]", "out=a"]
     done = commands.run(*held, "launcher.detach=true", cwd=place, env=queue)

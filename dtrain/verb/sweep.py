@@ -206,7 +206,7 @@ def _take_part(
     if total > done or not leader:
         with shown:
             engine.run()
-    if nodes and nodes.launcher.get("detach"):
+    if total > done and nodes and nodes.launcher.get("detach"):
         screen.say(f"the same words with launcher.detach=false follow it, dtrain stop {cut(root)} ends it")
         return 0
     _show(root, looks_for, 0 if hydras.sweeper else total, engine.failed.values())

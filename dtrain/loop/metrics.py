@@ -261,12 +261,13 @@ class Log:
         self.start()
 
     def finish(self, result: Result) -> None:
-        """Write result.json, and the last event."""
-        if self._mesh.rank == 0:
-            text = json.dumps(clean(result.to_dict()), indent=1)
-            store.write(store.join(self._plan.out, "result.json"), text.encode())
+        """Write the last event, and then result.json: where it is, rows and events are complete, whatever is killed."""
         reason = {"reason": result.reason} if result.reason else {}
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
+        if self._mesh.rank == 0:
+            self.durable()
+            text = json.dumps(clean(result.to_dict()), indent=1)
+            store.write(store.join(self._plan.out, "result.json"), text.encode())
 
     def _check(self) -> None:
         """Raises MovedError if a checkpoint under `out` has more steps than this start of the run; StoreError."""

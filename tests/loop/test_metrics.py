@@ -21,6 +21,7 @@ from dtrain.objective.next_token import NextToken
 from dtrain.planned import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result
+from dtrain.storage import store
 
 TOLD: list[tuple[Any, ...]] = []
 
@@ -201,6 +202,24 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     on_mesh(work, dp_shard=1)
     assert rows(tmp_path / "metrics.jsonl")[0] | {"loss": None, "norm": None} == rows(tmp_path / "metrics.jsonl")[0]
     assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
+
+
+def test_whoever_sees_a_result_sees_all_rows_and_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = store.write
+
+    def work(mesh: Mesh) -> list[tuple[int, str]]:
+        seen = list[tuple[int, str]]()
+
+        def written(url: str, data: bytes) -> None:
+            if url.endswith("result.json"):
+                seen.append((len(rows(tmp_path / "metrics.jsonl")), rows(tmp_path / "events.jsonl")[-1]["event"]))
+            write(url, data)
+
+        monkeypatch.setattr(store, "write", written)
+        run(mesh, replace(with_loggers(tmp_path, 1), out=f"flaky://file/{tmp_path}"))
+        return seen
+
+    assert on_mesh(work, dp_shard=1) == [[(6, "finished")]]
 
 
 def test_rows_have_the_mfu_where_gpus_and_model_are_known(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ starts an agent on each node of the job.
 
 The script turns USR1, which Slurm sends before the time limit, into a saved state and a requeued job. After SIGTERM
 (preemption, scancel) the state is saved too, and the script waits for Slurm, which alone knows whether the job comes
-back.
+back. It asks Slurm whether it does end the job: a run that ends by its own time_limit frees its nodes at once.
 """
 
 import contextlib
@@ -43,12 +43,10 @@ cd {folder} || exit 3
 run=$!
 while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
 if [ "$code" = 75 ] && [ -n "$limit" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-# what was preempted comes back and what was cancelled does not: Slurm ends both
+# Slurm ends what it preempted, which comes back, and what was cancelled, which does not; the rest ends here
+own() {{ [ -n "$stop" ] || squeue -h -j "$SLURM_JOB_ID" -O State,PreemptTime | grep -q '^RUNNING *N/A'; }}
 if [ "$code" = 75 ]; then
-  for _ in {{1..{wait}}}; do
-    [ -z "$stop" ] || break
-    sleep 1
-  done
+  for _ in {{1..{wait}}}; do own && break; sleep 1; done
 fi
 exit "$code"
 """

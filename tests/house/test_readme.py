@@ -21,6 +21,7 @@ README = (ROOT / "README.md").read_text()
 START = (ROOT / "docs" / "getting-started.md").read_text()
 TOUR = re.search(r"## A tour.*?```sh\n(.*?)```", START, re.DOTALL)[1].splitlines()  # type: ignore[index]
 PLANS = re.search(r"## A plan.*?```sh\n(.*?)```", README, re.DOTALL)[1].splitlines()  # type: ignore[index]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL = ["steps=4", "model.layers=2", "model.width=32", "data.sequence=16", "hook=[]", "evaluate.samples=8"]
 
 
@@ -73,7 +74,7 @@ def test_the_example_of_a_model_trains(tmp_path: Path) -> None:
 
 
 def test_pages_that_are_linked_are_there() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
 
@@ -115,19 +116,33 @@ HELD = {
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=slurm": "tests/launcher/test_slurm.py, with other words",
-        "apiVersion": "tests/cluster/test_environments.py, which plans its words",
-        "SageMaker": "platforms that are not here; tests/cluster/environments.yaml has what they set",
-        "pip install 'dtrain[mpi]'\nmpirun": "tests/backend/test_mpi.py, with other words",
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=kubernetes": "tests/launcher/test_kubernetes.py, with other words",
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/launcher/test_mpi.py, with other words",
-        "pip install 'dtrain[ray]'": "tests/launcher/test_ray.py, with other words",
-        "python -m dtrain model=mlp objective=classification data=ray": "tests/data/test_ray.py",
-        "pip install 'dtrain[spark]'": "tests/launcher/test_spark.py, with other words",
-        "import dtrain.spark": "tests/test_spark.py, with other columns",
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
         "_target_": "the same",
+    },
+    "external.md": {
+        "apiVersion": "tests/cluster/test_environments.py, which plans its words",
+        "SageMaker": "platforms that are not here; tests/cluster/environments.yaml has what they set",
+    },
+    "kubernetes.md": {
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=kubernetes": "tests/launcher/test_kubernetes.py, with other words",
+    },
+    "mpi.md": {
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/launcher/test_mpi.py, with other words",
+        "pip install 'dtrain[mpi]'\nmpirun": "tests/backend/test_mpi.py, with other words",
+    },
+    "ray.md": {
+        "pip install 'dtrain[ray]'": "tests/launcher/test_ray.py, with other words",
+        "python -m dtrain model=mlp objective=classification data=ray": "tests/data/test_ray.py",
+    },
+    "slurm.md": {
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=slurm": "tests/launcher/test_slurm.py, with other words",
+    },
+    "spark.md": {
+        "pip install 'dtrain[spark]'": "tests/launcher/test_spark.py, with other words",
+        "import dtrain.spark": "tests/test_spark.py, with other columns",
+    },
+    "ssh.md": {
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
     },
     "getting-started.md": {
         "python -m dtrain plan": "test_the_tour_runs",
@@ -151,7 +166,6 @@ HELD = {
     },
 }
 """Page -> the beginning of a fenced block -> what holds it."""
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path) -> list[str]:

@@ -214,6 +214,14 @@ def test_scancel_ends_a_job_for_good_and_its_state_is_saved(queue: dict[str, str
 
 
 @pytest.mark.campaign("signals")
+def test_a_run_that_ends_by_its_own_time_limit_gives_its_nodes_back(queue: dict[str, str], place: Path) -> None:
+    done = commands.run(*LONG, "time_limit=60", "grace=10", "out=a", cwd=place, env=queue, timeout=200)
+    assert done.returncode == 75, done.stderr
+    assert not asked(queue, "squeue", "--noheader").split()
+    assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
+
+
+@pytest.mark.campaign("signals")
 def test_a_job_that_its_time_limit_cuts_goes_on_in_another(queue: dict[str, str], place: Path) -> None:
     words = [*LONG, "launcher.time=2", "launcher.save_before=30", "out=a"]
     command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)

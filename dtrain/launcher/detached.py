@@ -145,7 +145,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
     """Show what the job says until it has ended. The first stop signal asks its run to save and stop, the second ends
     it at once.
 
-    Raises RankError with the root cause if the run has failed.
+    Raises RankError with the root cause if the run has failed, and PreflightError if its nodes have refused it.
     """
     before = _contents(plan.out, RESULT)
     log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
@@ -164,7 +164,8 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
         raise signals.StopRequested(stop[0])
     if facts or not after or after == before:
         message = facts.get("message", f"job {job} ended without a result: see {log.path}")
-        error = RankError(str(message))
+        is_refused = facts.get("exit_code") == PreflightError.exit_code
+        error = PreflightError(str(message)) if is_refused else RankError(str(message))
         error.facts = facts
         raise error
     result = Result(**after)

@@ -51,8 +51,9 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
         try:
             result: Result = launcher.launch(plan)
         except DtrainError as error:
-            if first and error.facts:
-                _leave(plan.out, error.facts)
+            facts = error.facts or (failure.facts_of(error, 0) if submitted else {})  # who follows the job reads them
+            if first and facts:
+                _leave(plan.out, facts)
             raise
         if first and not store.exists(store.join(plan.out, "plan.yaml")):  # somebody removed `out` meanwhile
             _describe(plan, config)

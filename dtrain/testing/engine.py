@@ -31,6 +31,13 @@ HOOK = """class Says:
     def __call__(self, info):
         print("step", info.step, "in mine")
 """
+SITE = """import os
+import sys
+
+if "dtrain.launcher.local.agent" in sys.orig_argv:
+    sys.path.remove(os.path.dirname(__file__))
+"""
+"""Hides its folder from agents."""
 LONG = 1_000_000
 """Steps of a run that does not end by itself."""
 
@@ -58,6 +65,22 @@ class EngineTests:
         self._ends(folder, 0, *RUN, "steps=6", "out=near", "launcher=local")
         far, near = ([row["loss"] for row in _rows(folder / out)] for out in ("far", "near"))
         assert far == near and len(far) == 6
+
+    def test_nodes_with_another_version_of_a_package_are_refused_by_name(self, tmp_path: Path) -> None:
+        folder, here = _folder(tmp_path), tmp_path / "here"
+        (folder / "mine.py").touch()
+        (here / "mine-1.0.dist-info").mkdir(parents=True)
+        (here / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        (here / "sitecustomize.py").write_text(SITE)
+        environment = {**(os.environ if self.environment is None else self.environment)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), environment.get("PYTHONPATH")]))
+        ended = subprocess.run(
+            [*COMMAND, *RUN, "trust=[mine]", "steps=6", "out=run", *self.words], cwd=folder, env=environment, text=True,
+            capture_output=True, timeout=self.seconds,
+        )  # fmt: skip
+        assert ended.returncode == 3, ended.stdout + ended.stderr
+        assert "mine is not installed here and 1.0 on " in ended.stdout + ended.stderr
+        self._check_nothing_left(folder)
 
     def test_the_first_error_of_a_rank_is_shown(self, tmp_path: Path) -> None:
         words = (FAULT, "hook.fault.action=raise", "hook.fault.step=3", "hook.fault.rank=3", "steps=20", "out=run")

@@ -3,11 +3,15 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+if __name__ == "__main__":  # until `main` listens: inside of an import, Ctrl-C may be lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 from dtrain.config import hidden
 
@@ -41,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _in_a_folder()
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             return _do(list(sys.argv[1:] if argv is None else argv))
     except DtrainError as error:
         if isinstance(error, WordsError) and not allocation.speaks(os.environ):

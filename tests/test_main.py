@@ -1,6 +1,7 @@
 """The command as a user meets it: exit codes, one message, nothing left behind."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,34 @@ def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_pat
     wider = dtrain("steps=3", *words[1:], "precision=bf16", cwd=tmp_path)
     assert wider.returncode == 0, "any precision goes on from what any other saved"
     assert "going on after step 2" in wider.stdout
+
+
+INTERRUPTED = """import os
+import signal
+import sys
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "dtrain.cluster":
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_ctrl_c_counts_while_the_command_is_still_imported(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [*commands.COMMAND, "model=mlp", "data=synthetic", "objective=regression", "steps=2", "out=a"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 130 and not (tmp_path / "a").exists()
+    assert done.stderr.startswith("dtrain: stopped by SIGINT before there was anything new to save")
 
 
 def test_a_run_in_memory_leaves_no_folder(corpus: Path, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ class Generate:
     prompt: str = key("some text", "def ", "text to continue")
     tokens: int = key("int >= 1 tokens", 400, "tokens to generate")
     temperature: float = key("number >= 0", 0.8, "sampling temperature; 0: always the most likely token")
+    top_p: float = key("number > 0 and <= 1", 1.0, "draw from the likeliest tokens that together have this probability")
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """One rank of `dtrain generate`: text from a checkpoint."""
 
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import cast
 
 import numpy as np
@@ -8,10 +10,15 @@ import numpy as np
 from dtrain.data import TextSource
 from dtrain.errors import WordsError
 from dtrain.evaluation.session import load, watch
+from dtrain.model.cache import keeping
 from dtrain.model.sampling import complete
 from dtrain.objective import answer
 from dtrain.planned import Plan
 from dtrain.result import Result, versions
+from dtrain.secrets import screen
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""The end of a text whose last character lacks bytes."""
 
 
 def generate(plan: Plan) -> Result:
@@ -23,8 +30,32 @@ def generate(plan: Plan) -> Result:
         source = cast(TextSource, parts.source)
         context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
         forward = watch(parts.forward, parts.mesh, parts.precision, step=plan.tokens_step)
-        options = {name: plan.generate[name] for name in ("tokens", "temperature")}
+        options = {name: plan.generate[name] for name in ("tokens", "temperature", "top_p")}
         prompt = source.encode(str(plan.generate["prompt"]))
-        tokens = complete(lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, **options)
+        show = _Shown(source.decode) if parts.mesh.rank == 0 else None
+        is_whole = plan.mesh.pp == plan.mesh.cp == 1  # the model and each sequence are in one place
+        with keeping(parts.model) if is_whole else nullcontext() as written:
+            tokens = complete(
+                lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, written=written,
+                show=show, **options,
+            )  # fmt: skip
         text = source.decode(tokens)
+        if show:
+            show.end(text)
     return Result("finished", commit["step"], None, time.perf_counter() - began, {"text": text}, versions())
+
+
+class _Shown:
+    """Prints text as it comes."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode, self._shown = decode, 0
+
+    def __call__(self, tokens: list[int]) -> None:
+        text = self._decode(tokens)
+        if not text.endswith(UNFINISHED):
+            screen.say(text[self._shown :], end="")
+            self._shown = len(text)
+
+    def end(self, text: str) -> None:
+        screen.say(text[self._shown :])

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrain.model.cache import Cache
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, over the last dim."""
@@ -74,6 +76,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
         self.rotary = rotary
+        self.cache: Cache | None = None
         self.head_width = width // heads
         self.q = nn.Linear(width, heads * self.head_width, bias=False)
         self.k = nn.Linear(width, kv_heads * self.head_width, bias=False)
@@ -86,11 +89,16 @@ class Attention(nn.Module):
         B, T = q.shape[:2]
         q, k = q.view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
         v_BKTD = self.v(x_BTC).view(B, T, -1, D).transpose(1, 2)
+        if self.cache is not None:
+            position_ids = self.cache.written.positions(T, q.device)
         cos, sin = self.rotary(T, q.device, position_ids)
         q_BHTD = rotate(F.rms_norm(q, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         k_BKTD = rotate(F.rms_norm(k, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
-        grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
-        x_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
+        if self.cache is not None:
+            x_BHTD = self.cache.attend(q_BHTD, k_BKTD, v_BKTD)
+        else:
+            grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
+            x_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
         return self.out(x_BHTD.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -122,6 +130,8 @@ class Decoder(nn.Module):
     """Tokens [B, T] -> logits [B, T, V]: embedding, blocks, norm and head."""
 
     pipeline = ("embed", "blocks", "norm", "head")
+    keeps_keys: ClassVar = True
+    """Every attention has a `cache`, and is called with the new tokens alone while it is set."""
 
     def __init__(self, vocab: int, width: int, blocks: Iterable[nn.Module], *, tied: bool) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dtrain.model.cache import Written
 from dtrain.model.seeds import generator
 
 
@@ -16,16 +17,39 @@ def complete(
     context: int,
     temperature: float,
     seed: int,
+    top_p: float = 1.0,
+    written: Written | None = None,
+    show: Callable[[list[int]], object] | None = None,
 ) -> list[int]:
     """`prompt` and `tokens` more. `forward` maps tokens [1, T] to logits [1, T, V]; it sees the last `context` tokens.
+    `written`: of the cache that it keeps, which is used as long as no token leaves the context. `show` is called with
+    all tokens so far after each new one.
 
-    Temperature 0 takes the likeliest token. The draws depend on the seed alone, so all ranks of a mesh agree.
+    Temperature 0 takes the likeliest token; otherwise one is drawn of the likeliest that together have the probability
+    `top_p` (nucleus sampling, arXiv 1904.09751). The draws depend on the seed alone, so all ranks of a mesh agree.
     """
-    draw, written = generator(seed, "sample"), list(prompt)
+    draw, text = generator(seed, "sample"), list(prompt)
+    new = text
+    if written:
+        written.begin(1)
     for _ in range(tokens):
-        logits = forward(torch.tensor([written[-context:]]))[0, -1].float().cpu()
-        if temperature == 0:
-            written.append(int(logits.argmax()))
-        else:
-            written.append(int(torch.multinomial((logits / temperature).softmax(0), 1, generator=draw)))
-    return written
+        is_kept = written is not None and len(text) <= context
+        if written and not is_kept:
+            written.begin(1)
+        seen = new if is_kept else text[-context:]
+        logits = forward(torch.tensor([seen]))[0, -1].float().cpu()
+        if written and is_kept:
+            written.advance(torch.tensor([len(seen)]))
+        new = [_next(logits, temperature, top_p, draw)]
+        text += new
+        if show:
+            show(text)
+    return text
+
+
+def _next(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    chances, tokens = (logits_V / temperature).softmax(0).sort(descending=True, stable=True)
+    before = chances.cumsum(0) - chances
+    return int(tokens[torch.multinomial(chances * (before < top_p), 1, generator=draw)])

@@ -169,7 +169,7 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     if not spikes:
         hints["spike.window"] = "Type on_spike=skip or spike.sigma=6 as well"
     if not about(config.data).get("text"):
-        hints |= {f"generate.{name}": "Type data=text" for name in ("prompt", "tokens", "temperature")}
+        hints |= {f"generate.{name}": "Type data=text" for name in ("prompt", "tokens", "temperature", "top_p")}
     for key, hint in hints.items():
         if key in typed:
             yield f"{key}: nothing in this run reads it. {hint}, or leave {key} out."

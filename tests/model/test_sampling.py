@@ -14,8 +14,10 @@ def uncertain(tokens: torch.Tensor) -> torch.Tensor:
     return torch.log(torch.tensor([0.7, 0.2, 0.1])).expand(*tokens.shape, 3)
 
 
-def sample(model: object, *, tokens: int = 6, temperature: float = 1.0, seed: int = 0, context: int = 8) -> list[int]:
-    return complete(model, [3, 4], tokens=tokens, context=context, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+def sample(
+    model: object, *, tokens: int = 6, temperature: float = 1.0, seed: int = 0, context: int = 8, top_p: float = 1.0
+) -> list[int]:
+    return complete(model, [3, 4], tokens=tokens, context=context, temperature=temperature, seed=seed, top_p=top_p)  # type: ignore[arg-type]
 
 
 def test_the_prompt_comes_first_and_the_model_goes_on() -> None:
@@ -39,6 +41,15 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert abs(counts[0.5] - 0.49 / 0.54) < 0.03
     assert abs(counts[1.0] - 0.7) < 0.04
     assert abs(counts[100.0] - 1 / 3) < 0.04
+
+
+def test_the_nucleus_has_the_likeliest_tokens_that_reach_top_p() -> None:
+    def drawn(top_p: float) -> set[int]:
+        return {*sample(uncertain, tokens=500, top_p=top_p)[2:]}
+
+    assert drawn(0.5) == drawn(0.69) == {0}
+    assert drawn(0.71) == drawn(0.89) == {0, 1}
+    assert drawn(0.91) == {0, 1, 2}
 
 
 def test_the_model_sees_no_more_than_its_context() -> None:

@@ -52,6 +52,7 @@ def test_every_mesh_writes_the_same_text(run: Path) -> None:
     alone = dtrain("generate", f"out={run}", "generate.prompt='line '")
     assert alone.startswith("line ")
     assert dtrain("generate", f"out={run}", "generate.prompt='line '", "strategy=fsdp", "devices=2") == alone
+    assert dtrain("generate", f"out={run}", "generate.prompt='line '", "mesh.tp=2", "devices=2") == alone
     assert dtrain("generate", f"out={run}", "generate.prompt='line '", "seed=5") != alone
 
 

@@ -49,8 +49,9 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "hook": {"needs": ["text"]},
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
-        "length": "text", "text": "bool", "files": ["tokens"], "vocab_of": "mapping", "inputs": "any",
-        "targets": "any", "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
+        "length": "text", "text": "bool", "vocab_of": "mapping", "inputs": "any",
+        "files": ["tokens", "jsonl", "csv", "parquet"], "targets": "any",
+        "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
     },
     "launcher": {
         "where": ["here", "around", "elsewhere"], "most": "int >= 1", "detached": "bool", "here": "int >= 1",

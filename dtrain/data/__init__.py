@@ -3,7 +3,7 @@ integer.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -53,6 +53,15 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Ordered(Protocol):
+    """A source with an order of its own, which must depend on nothing else than what `fingerprint` tells."""
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        """(sample, epoch) of each position of a run."""
+        ...
+
+
 class TextSource(Source, Protocol):
     """A source of text as tokens."""
 
@@ -61,4 +70,4 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["IGNORE", "Batch", "Indices", "Loading", "Source", "Tensor", "TextSource"]
+__all__ = ["IGNORE", "Batch", "Indices", "Loading", "Ordered", "Source", "Tensor", "TextSource"]

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.collate import MASK, joined, stack, tensors, tree
-from dtrain.data.order import _mix64, permute
+from dtrain.data.order import _mix64
 from dtrain.data.shift import next_targets
+from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, first_line
 from dtrain.lifecycle import loaders
@@ -70,7 +71,7 @@ class Samples:
 class Dataset:
     """A Source of a map-style dataset. `inputs` and `targets` are the keys of a sample, in a tuple or a mapping;
     several inputs stay a mapping. `workers` processes read samples; 0 means this process. `columns`: the dataset gives
-    the columns of many samples by a tensor of their indices, in any thread.
+    the columns of many samples by a tensor of their indices, in any thread. `split`: which samples.
 
     Rows of different lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a
     batch of a list of samples. `holdout` is a fraction; at least one sample is held out and one is not. Raises
@@ -92,8 +93,7 @@ class Dataset:
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         columns: bool = False,
-        start: int = 0,
-        stop: int | None = None,
+        split: Split | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
@@ -104,7 +104,7 @@ class Dataset:
         if self._whole < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
         about = getattr(type(dataset), "about", None)
-        stated = about.get("samples") if isinstance(about, dict) and stop is None else None
+        stated = about.get("samples") if isinstance(about, dict) and split is None else None
         if stated not in (None, self._whole):
             raise WordsError(
                 f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, but its __len__ is "
@@ -121,9 +121,7 @@ class Dataset:
             dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate
         )
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
-        split = holdout > 0 and holdout_dataset is None
-        heldout = min(max(1, round(self._whole * holdout)), self._whole - 1) if split else 0
-        self._start, self._stop = start, self._whole - heldout if stop is None else stop
+        self._split = split or Scattered.of(self._whole, holdout if holdout_dataset is None else 0)
         self._columns = columns
         self._batched = columns or (isinstance(dataset, TensorDataset) and collate is None)
         self.loading: Loading = "thread" if workers or columns else "step"
@@ -156,7 +154,7 @@ class Dataset:
         return f"{type(self._samples.dataset).__name__}-{self._whole}-{digest}"
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return len(self._split)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         index = self.original(index)
@@ -176,11 +174,14 @@ class Dataset:
 
     def original(self, index: Indices) -> Indices:
         """Indices of these samples in the user's dataset."""
-        # the held-out part is chosen by a fixed permutation, because datasets tend to be sorted by class
-        return permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
+        return self._split.original(index) if self._kept is None else index
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        return self._split.order(positions, seed=seed)
 
     def holdout(self) -> "Dataset | None":
-        if self._kept is None and self._stop == self._whole:
+        rest = self._split.rest()
+        if self._kept is None and rest is None:
             return None
         samples, (inputs, targets) = self._samples, self._samples.keys
         build = partial(
@@ -189,8 +190,8 @@ class Dataset:
             columns=self._columns,
         )  # fmt: skip
         if self._kept is not None:
-            return build(self._kept, stop=_length(self._kept))
-        return build(samples.dataset, start=self._stop, stop=self._whole)
+            return build(self._kept, split=Scattered.of(_length(self._kept), 0))
+        return build(samples.dataset, split=rest)
 
     @cached_property
     def _processes(self) -> Workers:

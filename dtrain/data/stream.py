@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Batch, Indices, Source
+from dtrain.data import Batch, Indices, Ordered, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
@@ -215,6 +215,8 @@ class Stream:
         return (np.array(firsts, dtype=np.int64)[:, None] + self._mesh.data_rank * local + np.arange(local)).ravel()
 
     def _order(self, positions: Indices) -> tuple[Indices, Indices]:
+        if isinstance(self._source, Ordered):
+            return self._source.order(positions, seed=self._seed)
         return samples(positions, n=len(self._source), seed=self._seed)
 
     def _named(self, index: Indices) -> list[int]:

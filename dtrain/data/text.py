@@ -1,5 +1,8 @@
 """Text from any fsspec URL or glob, encoded once into a memory-mapped file of tokens.
 
+    data=text data.path=texts/*.txt                       # each file is a document
+    data=text data.path=rows/*.parquet data.column=body   # each row is, of jsonl, csv or Parquet files
+
 The documents are ordered by a digest of their names, so the held-out end of the corpus is a representative sample.
 """
 
@@ -8,7 +11,7 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,9 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from dtrain import secrets
+from dtrain.data import rows
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.storage import store
+from dtrain.storage import rowindex, store
+from dtrain.storage.rowfile import kinds, reader_of
 
 SEPARATOR = b"\0"
 """The token between documents of the byte tokenizer."""
@@ -86,17 +91,20 @@ class Text(Corpus):
     StoreError and PreflightError.
     """
 
-    def __init__(self, *, path: str, sequence: int, tokenizer: str, holdout: float, cache: str | None) -> None:
+    def __init__(
+        self, *, path: str | Sequence[str], sequence: int, tokenizer: str, holdout: float, cache: str | None,
+        column: str | None = None,
+    ) -> None:  # fmt: skip
         if not 0 <= holdout < 1:
             raise WordsError(f"data.holdout={holdout} must be a fraction of the text, >= 0 and < 1.")
-        self._path, self._sequence, self._part = path, sequence, holdout
+        self._path, self._column, self._sequence, self._part = path, column, sequence, holdout
         self._tokenizer: Tokenizer = Bytes() if tokenizer == "bytes" else Vocabulary(tokenizer)
         self._vocab = self._tokenizer.vocab
         self._cache = Path(cache).expanduser() if cache else cache_folder()
 
     @cached_property
     def _windows(self) -> Windows:
-        tokens, digest = encoded(self._path, self._tokenizer, self._cache)
+        tokens, digest = encoded(self._path, self._tokenizer, self._cache, self._column)
         train, kept = split([tokens], self._part)
         return Windows(train, self._sequence, self._vocab, f"{digest}-{self._sequence}-{self._part}", kept)
 
@@ -107,12 +115,23 @@ class Text(Corpus):
         return self._tokenizer.decode(tokens)
 
 
-def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any, Any], str]:
-    """(tokens, their SHA-256) of all documents at `path`; encoded by the first process, read by the others."""
-    documents = list(_documents(path))
-    if not documents:
-        raise StoreError.during("find", path, "no file is there")
-    identity = json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]])
+def encoded(
+    path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column: str | None = None
+) -> tuple[np.memmap[Any, Any], str]:
+    """(tokens, their SHA-256) of all documents at `path`, or in a `column` of its rows; encoded by the first process,
+    read by the others.
+    """
+    if column is None:
+        named = _documents(path)
+        documents: Iterable[bytes] = (store.read(url) for _, url, _ in named)
+        states: list[Any] = [(name, state) for name, _, state in named]
+    else:
+        reader = reader_of({"cache": str(cache)}, path, None)
+        files = reader.opened(reader.found(path), [column])
+        kinds(files, [column], text=True)
+        documents = (text.encode() for text in rows.documents(files, column))
+        states = [column, [file.facts["sha256"] for file in files]]
+    identity = json.dumps([tokenizer.name, states])
     key = hashlib.sha256(identity.encode()).hexdigest()[:32]
     kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab <= np.iinfo(kind).max + 1)
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
@@ -121,26 +140,29 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
         with (cache / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not facts.exists():
-                digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
-                about = {"path": secrets.masked(path), "documents": len(documents), "sha256": digest}
+                digest, count = _encode(documents, tokenizer, tokens, kind)
+                about = {"path": secrets.masked(str(path)), "documents": count, "sha256": digest}
                 store.write(str(facts), json.dumps(about).encode())
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
-                raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")
+                raise PreflightError(
+                    f"data.path={path}: there is no text in {known['documents']} {'row' if column else 'file'}(s)."
+                )
         return np.memmap(tokens, dtype=kind, mode="r"), str(known["sha256"])
     except OSError as error:
         raise StoreError.during("keep the encoded text in", str(cache), error.strerror or error) from error
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dtrain"
+    return rowindex.folder(None)
 
 
-def _encode(urls: Iterable[str], tokenizer: Tokenizer, target: Path, kind: Any) -> str:
-    digest, part = hashlib.sha256(), target.with_suffix(f".{os.getpid()}")
+def _encode(documents: Iterable[bytes], tokenizer: Tokenizer, target: Path, kind: Any) -> tuple[str, int]:
+    """The SHA-256 of the tokens that are written to `target`, and the number of documents."""
+    digest, part, count = hashlib.sha256(), target.with_suffix(f".{os.getpid()}"), 0
     with part.open("wb") as file:
-        for number, url in enumerate(urls):
-            text = store.read(url)
+        for number, text in enumerate(documents):
+            count += 1
             if tokenizer.name == "bytes":
                 data = (SEPARATOR if number else b"") + text
             else:
@@ -148,19 +170,21 @@ def _encode(urls: Iterable[str], tokenizer: Tokenizer, target: Path, kind: Any) 
             digest.update(data)
             file.write(data)
     part.replace(target)
-    return digest.hexdigest()
+    return digest.hexdigest(), count
 
 
-def _documents(path: str) -> Iterator[tuple[str, str, str]]:
-    """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name."""
+def _documents(path: str | Sequence[str]) -> list[tuple[str, str, str]]:
+    """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name. Raises
+    StoreError if a path matches nothing.
+    """
     if path == "stdlib":
         root = sysconfig.get_paths()["stdlib"]
         skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
         skip |= {"encodings", "pydoc_data"}  # tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
-        urls = store.find(path)
+        urls = rowindex.found(path)
         root = os.path.commonpath(urls) if len(urls) > 1 else ""
     names = {url: url[len(root) :].lstrip("/") for url in urls}
-    for url in sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest()):
-        yield names[url], url, store.fingerprint(url)
+    ordered = sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest())
+    return [(names[url], url, store.fingerprint(url)) for url in ordered]

@@ -155,9 +155,28 @@ def _data(plan: Plan) -> Iterable[str]:
         return _tokens(plan, files) if files else "no file is there."
 
     for key in ("path", "holdout_path"):
-        path = secrets.opened(plan.data.get(key))
-        if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
-            yield from _stored(f"data.{key}", path, problem)
+        asked = secrets.opened(plan.data.get(key))
+        paths = [asked] if isinstance(asked, str) else asked or []
+        if "stdlib" not in paths and str(plan.data["_target_"]).startswith("dtrain."):
+            wrong = [text for path in paths for text in _stored(f"data.{key}", path, problem)]
+            yield from wrong or (_rows(plan, paths) if key == "path" and paths else ())
+
+
+def _rows(plan: Plan, paths: Sequence[str]) -> Iterable[str]:
+    """The problem with files of rows, if any: its columns, both ends of each, and all of them where they are few."""
+    format = about(plan.data).get("files")
+    if format == "tokens" or not (format or plan.data.get("column")):
+        return
+    from dtrain.storage import rowfile  # numpy, as below
+
+    try:
+        reader = rowfile.reader_of(plan.data, paths, format)
+        resumes = any(one.is_committed for one in attempts.listed(plan.out))
+        text = rowfile.problem(reader, reader.found(paths), plan.data, resumes=resumes)
+    except PreflightError as error:
+        text = str(error)
+    if text:
+        yield text
 
 
 def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterable[str]:

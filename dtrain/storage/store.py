@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from dtrain.errors import StoreError
 from dtrain.storage.clients import anchored, client, connect, is_local, is_object_store, local_path, use
@@ -21,10 +21,12 @@ from dtrain.storage.patience import elsewhere, on_disk, patience
 
 __all__ = [
     "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find",
-    "fingerprint", "folders", "fsync", "is_local", "join", "local_path", "parts", "patience", "probe", "publish", "put",
-    "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload", "use", "write",
+    "fingerprint", "folders", "fsync", "is_local", "join", "local_path", "opened", "parts", "patience", "probe",
+    "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
+    "use", "write",
 ]  # fmt: skip
 
+T = TypeVar("T")
 ABSENT = (FileNotFoundError, NotADirectoryError)
 ANSWER_SECONDS = 15.0
 """Time limit for a small file, with all retries, where a person waits."""
@@ -95,6 +97,16 @@ def parts(url: str, begins: Sequence[int], count: int) -> list[bytes]:
             return on_disk("read", url, lambda path: [file.read(count) for begin in begins if file.seek(begin) >= 0])
     ends = [begin + count for begin in begins]
     return elsewhere("read", url, lambda fs, path: fs.cat_ranges([path] * len(ends), list(begins), ends))
+
+
+def opened(url: str, act: Callable[[Any], T]) -> T:
+    """Call `act` with a file of other storage, of which each read is one request. Raises StoreError."""
+
+    def whole(fs: Any, path: str) -> T:
+        with fs.open(path, "rb", cache_type="none") as file:
+            return act(file)
+
+    return elsewhere("read", url, whole)
 
 
 def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:

@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 import tokenizers
+from data.files import rows, write
 
 from dtrain.data.text import Text
 from dtrain.errors import PreflightError, StoreError, WordsError
@@ -15,10 +16,10 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 
 @pytest.fixture
 def text(tmp_path: Path) -> Any:
-    def make(path: Path | str, **changed: Any) -> Text:
+    def make(path: Path | str | list[str], **changed: Any) -> Text:
         return Text(
             **{
-                "path": str(path),
+                "path": path if isinstance(path, list) else str(path),
                 "sequence": 16,
                 "tokenizer": "bytes",
                 "holdout": 0.0,
@@ -112,6 +113,28 @@ def test_a_tokenizer_json_is_used(tmp_path: Path, text: Any) -> None:
     (tmp_path / "broken.json").write_text(json.dumps({"no": "tokenizer"}))
     with pytest.raises(PreflightError, match=r"broken\.json: not a tokenizer\.json"):
         text(tmp_path / "t.txt", tokenizer=str(tmp_path / "broken.json"))
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+def test_a_column_of_rows_is_text(format: str, tmp_path: Path, text: Any) -> None:
+    """Each row is a document; they are shuffled, so that the end is a representative sample."""
+    table = rows(40)
+    source = text(write(tmp_path / f"rows.{format}", table), column="text", sequence=1)
+    documents = everything(source).split(b"\0")
+    last = documents.pop()
+    expected = {row["text"].encode() for row in table}
+    assert {*documents} < expected and last and any(each.startswith(last) for each in expected)
+    assert documents != [row["text"].encode() for row in table][:-1]
+    with pytest.raises(WordsError, match=r"data\.column=label: the column holds whole numbers\. Name one of text\."):
+        len(text(write(tmp_path / "rows.parquet", table), column="label"))
+
+
+def test_text_may_be_a_list_of_paths(tmp_path: Path, text: Any) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name * 20)  # at one token a sample nothing is cut off
+    assert {*everything(text([str(tmp_path / "a.txt"), str(tmp_path / "[bc].txt")], sequence=1))} == {0, *b"abc"}
+    with pytest.raises(PreflightError, match=r"column is a column of files whose names end in \.jsonl"):
+        len(text(tmp_path / "a.txt", column="x"))
 
 
 def test_the_standard_library_is_there_without_a_download(text: Any) -> None:

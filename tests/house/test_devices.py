@@ -142,6 +142,9 @@ WAITS_FOR = {
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
+    "arrays of numpy: rows of files, and their order": (
+        "data/rows.py:Table.__getitem__", "data/rows.py:Table._read", "data/rows.py:documents", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
+    ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from data.files import rows, write
 
 from dtrain.cluster import Cluster
 from dtrain.config.schema import ALLOWED, GROUPS, Schema
@@ -114,6 +115,7 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
+    "data.md": {"python -m dtrain model=mlp": "test_the_commands_of_data_run"},
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
@@ -207,6 +209,18 @@ def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
         printed.append(done.stdout)
     assert "6 jobs in runs/s, of which 6 are finished" in printed[1]
     assert "no job has failed" in printed[4]
+
+
+@pytest.mark.campaign("documents")
+def test_the_commands_of_data_run(tmp_path: Path) -> None:
+    table = [{"label": row["label"], **row} for row in rows()]
+    write(tmp_path / "table.csv", [{name: row[name] for name in ("a", "b", "label")} for row in table])
+    for name in ("a.jsonl", "b.jsonl", "a.parquet"):
+        write(tmp_path / "rows" / name, table)
+    for number, line in enumerate(block("docs/data.md", "python -m dtrain model=mlp").splitlines()):
+        small = ["data.sequence=16"] if "data=text" in line else []
+        words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
+        assert "finished after 2 steps" in trained(tmp_path, *words)
 
 
 @pytest.mark.campaign("documents")

@@ -13,6 +13,8 @@ from unittest import mock
 
 import commands
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from invariance.seen import Jitter, Numbered
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.data import Source
+from dtrain.data import Source, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.data.digits import Digits
 from dtrain.data.stream import BLOCK_STEPS, Stream
@@ -36,6 +38,15 @@ from dtrain.result import OF_THE_MACHINE
 from dtrain.train import train
 
 BATCH = 12
+ROWS: Any = {
+    "inputs": "x",
+    "targets": "y",
+    "holdout": 0.1,
+    "shift": False,
+    "outputs": None,
+    "pad": None,
+    "length": None,
+}
 Segment = tuple[int, int, int]
 """(steps, ranks, microbatch) between two stops."""
 
@@ -89,6 +100,9 @@ def drawn(chance: random.Random) -> list[Segment]:
 def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
     file = tmp_path / "tokens.npy"
     np.save(file, np.random.default_rng(0).integers(0, 50, 2000).astype(np.uint16))
+    rows = [{"x": i, "y": 2 * i} for i in range(100)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=9)
     return {
         "text": lambda: Text(path=str(corpus), sequence=64, tokenizer="bytes", holdout=0.1, cache=None),
         "tokens": lambda: Tokens(
@@ -102,11 +116,13 @@ def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
         "dataset with a held-out part": lambda: Dataset(Numbered(37), holdout=0.3),
         "dataset smaller than a batch": lambda: Dataset(Numbered(5), holdout=0.0),
         "one sample": lambda: Dataset(Numbered(1), holdout=0.0),
+        "jsonl": lambda: jsonl.build(**ROWS, path=str(tmp_path / "rows.jsonl"), cache=str(tmp_path)),
+        "parquet": lambda: parquet.build(**ROWS, path=str(tmp_path / "rows.parquet"), cache=str(tmp_path)),
     }
 
 
 NAMES = (
-    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample",
+    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample", "jsonl", "parquet",
 )  # fmt: skip
 
 

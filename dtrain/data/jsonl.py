@@ -1,0 +1,22 @@
+"""Rows of JSON lines: `{"x": [0.5, 1], "label": 3}`, found by the offsets at which they begin.
+
+data=jsonl data.path=rows/*.jsonl data.inputs=x data.targets=label
+"""
+
+from collections.abc import Sequence
+
+from dtrain.data.rows import Pattern, Rows
+from dtrain.storage.rowfile import Reader
+from dtrain.storage.rowindex import folder
+
+
+def build(
+    *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
+    outputs: int | None, pad: float | None, length: int | None, cache: str | None,
+) -> Rows:  # fmt: skip
+    """A Source of all rows. Raises PreflightError, with file and line, for one that cannot be read."""
+    reader = Reader("jsonl", folder(cache))
+    return Rows(
+        reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
+        length=length,
+    )  # fmt: skip

@@ -1,0 +1,29 @@
+"""Rows of Parquet files. A row group is read whole, so the order of a pass goes from group to group and shuffles the
+rows of neighbours (dtrain/data/split.py); few groups are in memory at a time.
+
+    data=parquet data.path=s3://bucket/rows data.inputs=pixels data.targets=label
+"""
+
+from collections.abc import Sequence
+
+from dtrain.data.rows import Pattern, Rows
+from dtrain.data.split import Blocks
+from dtrain.storage.rowfile import Reader
+from dtrain.storage.rowindex import File, folder
+
+
+def build(
+    *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
+    outputs: int | None, pad: float | None, length: int | None, cache: str | None,
+) -> Rows:  # fmt: skip
+    """A Source of all rows. Raises PreflightError for a file that cannot be read."""
+
+    def split(files: Sequence[File]) -> Blocks:
+        sizes, weights = ([each for file in files for each in file.facts[name]] for name in ("sizes", "bytes"))
+        return Blocks(tuple(sizes), tuple(weights), holdout)
+
+    reader = Reader("parquet", folder(cache))
+    return Rows(
+        reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
+        length=length, split=split,
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Rows of files as samples: files of one kind, one after another, with one numbering of their rows."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dtrain.data.dataset import Dataset
+from dtrain.data.order import _mix64, permute
+from dtrain.data.split import Split
+from dtrain.errors import PreflightError, WordsError
+from dtrain.storage import rowindex
+from dtrain.storage.rowfile import Reader, columns_of, kinds
+from dtrain.storage.rowindex import File, Indices
+
+Pattern = str | Sequence[str]
+ROWS = 1024
+"""Documents that are read at once."""
+
+
+class Rows(Dataset):
+    """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` chooses the rows to hold out
+    of the opened files; by default they come from everywhere.
+    """
+
+    def __init__(
+        self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
+        shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
+        split: Callable[[Sequence[File]], Split] | None = None,
+    ) -> None:  # fmt: skip
+        urls = reader.found(path)
+        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
+        files = reader.opened(urls, columns)
+        named = columns[:-1] if inputs is None else inputs
+        table = Table(files, [named] if isinstance(named, str) else named, targets)
+        if not len(table):
+            raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
+        super().__init__(
+            table, holdout=holdout, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
+            split=split(files) if split else None,
+        )  # fmt: skip
+
+    @cached_property
+    def fingerprint(self) -> str:
+        table: Table = self._samples.dataset
+        return f"rows-{len(table)}-{table.digest}"
+
+
+class Table:
+    """A map-style dataset of (input, target). Columns of one number each are one vector; several others are a
+    mapping.
+    """
+
+    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str) -> None:
+        self._inputs, self._target = inputs, target
+        self._kinds = kinds(files, [*inputs, target], text=False)
+        self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
+        self._ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
+        self.digest = hashlib.sha256("".join(str(file.facts["sha256"]) for file in files).encode()).hexdigest()[:32]
+        self.classes = _classes(files, target) if self._kinds[target] == "whole" else None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int | Tensor) -> tuple[Any, Any]:
+        """One row, or the columns of several."""
+        if isinstance(index, Tensor):
+            return self._sample(index.numpy())
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        inputs, target = self._sample(np.array([index]))
+        return {name: part[0] for name, part in inputs.items()} if isinstance(inputs, dict) else inputs[0], target[0]
+
+    def _sample(self, index: Indices) -> tuple[Any, Any]:
+        columns = self._read(index)
+        numbers = [self._kinds[name] in ("whole", "fraction") for name in self._inputs]
+        if all(numbers):
+            return np.stack([columns[name] for name in self._inputs], 1).astype(np.float32), columns[self._target]
+        if len(self._inputs) == 1:
+            return columns[self._inputs[0]], columns[self._target]
+        return {name: columns[name] for name in self._inputs}, columns[self._target]
+
+    def _read(self, index: Indices) -> dict[str, Any]:
+        owner = np.searchsorted(self._ends, index, side="right")
+        order, parts = list[NDArray[Any]](), list[dict[str, Any]]()
+        for number in np.unique(owner).tolist():
+            here = np.flatnonzero(owner == number)
+            file, block = self._blocks[number]
+            begin = int(self._ends[number - 1]) if number else 0
+            order.append(here)
+            parts.append(file.read(block, index[here] - begin))
+        back = np.argsort(np.concatenate(order))
+        return {name: self._joined(name, [part[name] for part in parts], back) for name in self._kinds}
+
+    def _joined(self, name: str, parts: list[Any], back: Indices) -> Any:
+        kind = np.float32 if self._kinds[name].endswith("fraction") else np.int64
+        if all(isinstance(part, np.ndarray) and part.shape[1:] == parts[0].shape[1:] for part in parts):
+            column = np.concatenate(parts)[back].astype(kind, copy=False)
+        else:
+            rows = [row for part in parts for row in part]
+            column = rowindex.alike([np.asarray(rows[place], kind) for place in back])
+        if isinstance(column, list):
+            lengths = [len(row) for row in column]
+            raise WordsError(
+                f"data: the rows of {name} have different lengths, {min(lengths)} to {max(lengths)}. Type "
+                "data.pad=<the padding token>."
+            )
+        return column
+
+
+def documents(files: Sequence[File], column: str) -> Iterator[str]:
+    """The texts of a column, shuffled so that the last of them are a representative sample; of few blocks at a time."""
+    blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
+    for number in permute(np.arange(len(blocks)), n=max(1, len(blocks)), key=1).tolist():
+        file, block = blocks[number]
+        size = file.facts["sizes"][block]
+        rows = permute(np.arange(size), n=max(1, size), key=_mix64(number))
+        for start in range(0, size, ROWS):
+            yield from file.read(block, rows[start : start + ROWS])[column]
+
+
+def _classes(files: Sequence[File], target: str) -> int | None:
+    """One more than the largest whole number of the target, if all files tell it and none is negative."""
+    facts = [file.facts for file in files if sum(file.facts["sizes"])]
+    if not facts or any(target not in each["largest"] or each["smallest"][target] < 0 for each in facts):
+        return None
+    return 1 + max(int(each["largest"][target]) for each in facts)

@@ -1,0 +1,312 @@
+"""A file of JSON lines or comma-separated values, whose rows are read by their place in it. Every row is read once when
+its index is made, so that one that is none is told with its line before training; a remote file is copied then.
+"""
+
+import csv
+import hashlib
+import json
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dtrain.errors import PreflightError
+from dtrain.storage import rowindex, store
+from dtrain.storage.rowindex import Columns, Indices
+
+CHUNK = 1 << 22
+HEAD = 1 << 20
+"""Bytes of each end of a file that are looked at before the launch: a header or row is shorter."""
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+LINE = b"\n"
+TYPES = {"whole": np.int64, "fraction": np.float32}
+
+
+class Torn(ValueError):
+    """A row is not whole, or is no row; says why."""
+
+
+class Format(ABC):
+    """How rows are written in lines."""
+
+    how: Sequence[Any]
+    """All that the meaning of the bytes depends on."""
+
+    @abstractmethod
+    def header(self, beginning: bytes) -> tuple[list[str], int]:
+        """Names of the columns, and where the first row begins. Raises Torn."""
+
+    @abstractmethod
+    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
+        """Column -> value. Raises Torn."""
+
+    def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
+        """(which bytes are in quotes, so that a line break there ends no row; whether the last one is)."""
+        return np.zeros(len(data), bool), inside
+
+
+class JsonLines(Format):
+    how = ("jsonl",)
+
+    def header(self, beginning: bytes) -> tuple[list[str], int]:
+        first = next((line for line in beginning.splitlines() if line.strip()), b"")
+        return list(self.parse(first, ())), 0
+
+    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise Torn(f"this is no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise Torn(f'a row is an object of columns, such as {{"text": ...}}, not a {type(row).__name__}')
+        return row
+
+
+class Separated(Format):
+    """RFC 4180: the first row has the names; quotes hold separators, line breaks and doubled quotes. `numbers`: cells
+    that are numbers are read as such.
+    """
+
+    def __init__(self, separator: str, *, numbers: bool) -> None:
+        self._separator, self._numbers = separator, numbers
+        self.how = ("csv", separator, numbers)
+
+    def header(self, beginning: bytes) -> tuple[list[str], int]:
+        data = np.frombuffer(beginning, np.uint8)
+        ends = np.flatnonzero((data == 10) & ~self.quoted(data, 0)[0])
+        end = int(ends[0]) + 1 if len(ends) else len(beginning)
+        names = self._cells(beginning[:end].removeprefix(b"\xef\xbb\xbf"))
+        if len({*names}) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
+            raise Torn(f"two columns have the name {double!r}")
+        return names, end
+
+    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
+        cells = self._cells(line)
+        if len(cells) != len(names):
+            raise Torn(f"a row has {len(names)} columns, and this one {len(cells)}")
+        return dict(zip(names, map(_number, cells) if self._numbers else cells, strict=True))
+
+    def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
+        odd = np.bitwise_xor.accumulate(data == 34) if len(data) else np.zeros(0, bool)
+        odd = odd ^ bool(inside)
+        return odd, int(odd[-1]) if len(odd) else inside
+
+    def _cells(self, line: bytes) -> list[str]:
+        try:
+            rows = list(csv.reader([line.decode()], delimiter=self._separator, strict=True))
+        except (csv.Error, ValueError) as error:
+            raise Torn(f"this is no row of separated values: {error}") from None
+        return rows[0] if rows else []
+
+
+def names(url: str, form: Format) -> list[str]:
+    """The columns of a file. Raises PreflightError."""
+    return _named(url, form, store.beginning(url, HEAD))[0]
+
+
+def check(url: str, form: Format, columns: Sequence[str]) -> None:
+    """Look at both ends of a file. Raises PreflightError for a torn last row, and WordsError for a missing column."""
+    names, begin = _named(url, form, store.beginning(url, HEAD))
+    for name in columns:
+        rowindex.column(name, names, f"data.path={url}")
+    size, end = store.size(url), store.ending(url, HEAD)
+    if size == begin:
+        return
+    last = end.rstrip(b"\r\n").rpartition(b"\n")[2]
+    # the row may begin before what was read; and an odd number of quotes ends one that began on a line before
+    if len(last) + 2 >= len(end) or (isinstance(form, Separated) and last.count(b'"') % 2):
+        return
+    try:
+        form.parse(last, names)
+    except Torn as error:
+        line = ""
+        if store.is_local(url):  # all of another file would have to come here to be counted
+            line = f", line {_lines(store.local_path(url), size) + (not end.endswith(LINE))},"
+        raise PreflightError(f"data.path={url}: its last row{line} is torn: {error}.") from None
+
+
+@dataclass(frozen=True)
+class LineFile:
+    """`columns`: those that are read. Raises PreflightError for a file of which a row cannot be."""
+
+    url: str
+    form: Format
+    columns: Sequence[str]
+    cache: Path
+    facts: Mapping[str, Any] = field(init=False)
+    _stem: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns), self._made)
+        object.__setattr__(self, "facts", facts)
+        object.__setattr__(self, "_stem", stem)
+
+    def read(self, block: int, index: Indices) -> Columns:
+        rows = list(self._rows(index))
+        return {name: self._column(name, [row[name] for row in rows]) for name in self.columns}
+
+    def _rows(self, index: Indices) -> Iterator[Mapping[str, Any]]:
+        if store.is_local(self.url):
+            rowindex.unchanged(self.url, self.facts["fingerprint"])
+        names = self.facts["names"]
+        for begin, end in self._offsets[index].tolist():
+            yield self.form.parse(self._bytes[begin:end], names)
+
+    def _column(self, name: str, values: list[Any]) -> Any:
+        kind, _, of = self.facts["kinds"][name].partition("list of ")
+        if not of:
+            return np.array(values, TYPES[kind]) if kind in TYPES else values
+        arrays = [np.asarray(value, TYPES[of]) for value in values]
+        return rowindex.alike(arrays)
+
+    @cached_property
+    def _offsets(self) -> Any:
+        return np.load(f"{self._stem}.npy", mmap_mode="r", allow_pickle=False)
+
+    @cached_property
+    def _bytes(self) -> Any:
+        with self._file(self._stem).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.facts["sizes"][0] else b""
+
+    def _file(self, stem: Path) -> Path:
+        return store.local_path(self.url) if store.is_local(self.url) else Path(f"{stem}.copy")
+
+    def _made(self, stem: Path) -> Mapping[str, Any]:
+        file = self._file(stem)
+        if not store.is_local(self.url):
+            store.download(self.url, file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
+        with file.open("rb") as opened:
+            names, begin = _named(self.url, self.form, opened.read(HEAD))
+        for name in self.columns:
+            rowindex.column(name, names, f"data.path={self.url}")
+        found, digest = _Kinds(self.columns), hashlib.sha256()
+        offsets = list[tuple[int, int]]()
+        for start, line in _split(file, self.form, begin, digest):
+            if not line.strip():
+                continue
+            try:
+                found.note(self.form.parse(line, names))
+            except Torn as error:
+                raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
+            offsets.append((start, start + len(line)))
+        with Path(f"{stem}.npy").open("wb") as out:
+            np.save(out, np.array(offsets, np.int64).reshape(-1, 2))
+        digest.update(json.dumps([*how(self.form, self.columns)]).encode())
+        return {
+            "names": names, "sizes": [len(offsets)], "bytes": [file.stat().st_size], "sha256": digest.hexdigest(),
+            "kinds": found.kinds, "smallest": found.smallest, "largest": found.largest,
+        }  # fmt: skip
+
+
+def how(form: Format, columns: Sequence[str]) -> list[Any]:
+    """All that the index of a file depends on beside it."""
+    return [*form.how, *columns]
+
+
+def _named(url: str, form: Format, beginning: bytes) -> tuple[list[str], int]:
+    """Columns, and where the first row begins. Raises PreflightError."""
+    if not beginning.strip():
+        raise PreflightError(f"data.path={url}: the file is empty.")
+    for magic, kind in PACKED.items():
+        if beginning.startswith(magic):
+            raise PreflightError(f"data.path={url} is packed with {kind}: its rows have no place. Unpack it.")
+    try:
+        return form.header(beginning)
+    except Torn as error:
+        raise PreflightError(f"data.path={url}: line 1: {error}.") from None
+
+
+def _split(file: Path, form: Format, begin: int, digest: Any) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of each row from `begin` on; all bytes of the file are added to `digest`."""
+    left, at, inside = b"", begin, 0
+    with file.open("rb") as opened:
+        digest.update(opened.read(begin))
+        while chunk := opened.read(CHUNK):
+            digest.update(chunk)
+            data = np.frombuffer(chunk, np.uint8)
+            quoted, inside = form.quoted(data, inside)
+            start = 0
+            for end in (np.flatnonzero((data == 10) & ~quoted) + 1).tolist():
+                line = left + chunk[start:end]
+                yield at, line
+                at, left, start = at + len(line), b"", end
+            left += chunk[start:]
+    if left:
+        yield at, left
+
+
+def _lines(file: Path, end: int) -> int:
+    """Line breaks before `end`."""
+    count = 0
+    with file.open("rb") as opened:
+        while end > 0 and (chunk := opened.read(min(CHUNK, end))):
+            count += chunk.count(b"\n")
+            end -= len(chunk)
+    return count
+
+
+def _number(cell: str) -> Any:
+    """A cell as a number, if it is one; None if it is empty."""
+    try:
+        return int(cell)
+    except ValueError:
+        pass
+    try:
+        return float(cell)
+    except ValueError:
+        return cell or None
+
+
+class _Kinds:
+    """The kind of each column, from all of its values."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.kinds: dict[str, str] = {}
+        self.smallest: dict[str, int] = {}
+        self.largest: dict[str, int] = {}
+        self._columns = columns
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        """Raises Torn for a value that is missing, or of another kind than those before."""
+        for name in self._columns:
+            if name not in row or row[name] is None:
+                raise Torn(f"column {name} is {'empty' if name in row else 'missing'}")
+            value, before = row[name], self.kinds.get(name)
+            kind = _kind(value, name)
+            if kind != before:
+                self.kinds[name] = kind if before is None else _both(before, kind, name, value)
+            if kind == "whole":
+                number = int(value)
+                self.smallest[name] = min(number, self.smallest.get(name, number))
+                self.largest[name] = max(number, self.largest.get(name, number))
+
+
+def _kind(value: Any, name: str) -> str:
+    if isinstance(value, int):
+        return "whole"
+    if isinstance(value, float):
+        return "fraction"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise Torn(f"column {name} has lists of different lengths in one row") from None
+        if array.dtype.kind in "iubf":
+            return f"list of {'fraction' if array.dtype.kind == 'f' and array.size else 'whole'}"
+        return f"list of {array.dtype.name}" if array.dtype.kind != "O" else "list of objects"
+    return {"dict": "object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _both(one: str, other: str, name: str, value: Any) -> str:
+    if one.replace("fraction", "whole") == other.replace("fraction", "whole"):
+        return one.replace("whole", "fraction")
+    raise Torn(f"column {name} is {str(value)[:40]!r}, after rows in which it was {one.replace('whole', 'a number')}")

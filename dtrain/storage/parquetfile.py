@@ -1,0 +1,201 @@
+"""A Parquet file whose row groups are read one at a time, by ranges where it is remote. Its index is its footer."""
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from dtrain.errors import PreflightError, first_line
+from dtrain.storage import rowindex, store
+from dtrain.storage.rowindex import Columns, Indices
+
+MAGIC = b"PAR1"
+TAIL = 1 << 16
+"""Bytes of a file's end that hold most footers."""
+MISSING = "{} needs the pyarrow package. Type: pip install 'dtrain[parquet]'"
+
+
+def library(what: str) -> Any:
+    """The package, whose module `parquet` is imported too. Raises PreflightError."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise PreflightError(MISSING.format(what)) from None
+    return pyarrow
+
+
+def names(url: str) -> list[str]:
+    """The columns of a file. Raises PreflightError."""
+    return list(_parsed(url, footer(url)).schema.to_arrow_schema().names)
+
+
+def footer(url: str) -> bytes:
+    """The end of a Parquet file that describes it. Raises PreflightError for another file, or one without its end."""
+    end = store.ending(url, TAIL)
+    size = struct.unpack("<I", end[-8:-4])[0] + 8 if len(end) >= 8 and end.endswith(MAGIC) else 0
+    if size > len(end) == TAIL:
+        end = store.ending(url, size)
+    if not 8 < size <= len(end):
+        starts = store.beginning(url, 4) == MAGIC
+        raise PreflightError(
+            f"data.path={url}: {'its end is missing, so it is torn' if starts else 'this is no Parquet file'}."
+        )
+    return end[-size:]
+
+
+class Groups:
+    """The row groups that were read last, of `most` bytes together or the last one alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._turn = most, Lock()
+        self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
+
+    def get(self, key: tuple[str, int], size: int, read: Callable[[], Any]) -> Any:
+        """The group of that key, of `size` bytes."""
+        with self._turn:
+            entry = self._kept.pop(key, None)
+            if entry is None:
+                while self._kept and sum(size for size, _ in self._kept.values()) + size > self._most:
+                    del self._kept[next(iter(self._kept))]
+                entry = size, read()
+            self._kept[key] = entry
+            return entry[1]
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """`columns`: those that are read. `groups`: row groups that were read, of this file and others."""
+
+    url: str
+    columns: Sequence[str]
+    cache: Path
+    groups: Groups
+    facts: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts, _ = rowindex.kept(self.cache, self.url, how(self.columns), self._made)
+        object.__setattr__(self, "facts", facts)
+
+    def group(self, number: int) -> Any:
+        """Row group `number` as a pyarrow Table. Raises StoreError, and PreflightError if the file has changed."""
+        rowindex.unchanged(self.url, self.facts["fingerprint"])
+        arrow = library("a Parquet file")
+
+        def read(source: Any) -> Any:
+            # threads of its own would take the cores of training
+            with arrow.parquet.ParquetFile(source, memory_map=isinstance(source, str), pre_buffer=True) as opened:
+                return opened.read_row_group(number, columns=[*self.columns], use_threads=False)
+
+        try:
+            if store.is_local(self.url):
+                return read(str(store.local_path(self.url)))
+            return store.opened(self.url, read)
+        except (arrow.ArrowException, OSError) as error:
+            raise PreflightError(
+                f"data.path={self.url}: row group {number + 1} is damaged: {first_line(error)}"
+            ) from None
+
+    def read(self, block: int, index: Indices) -> Columns:
+        size = self.facts["bytes"][block]
+        return values(self.groups.get((self.url, block), size, lambda: self.group(block)), index, self.url)
+
+    def _made(self, stem: Path) -> Mapping[str, Any]:
+        end = footer(self.url)
+        about = _parsed(self.url, end)
+        schema = about.schema.to_arrow_schema()
+        for name in self.columns:
+            rowindex.column(name, schema.names, f"data.path={self.url}")
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        wanted = [
+            number for number in range(about.num_columns)
+            if about.schema.column(number).path.split(".")[0] in self.columns
+        ]  # fmt: skip
+        edges = {about.schema.column(number).path: _edges(groups, number) for number in wanted}
+        return {
+            "names": schema.names, "sizes": [group.num_rows for group in groups],
+            "bytes": [sum(group.column(number).total_uncompressed_size for number in wanted) for group in groups],
+            "sha256": hashlib.sha256(end + repr([*self.columns]).encode()).hexdigest(),
+            "kinds": {name: _kind(schema.field(name).type) for name in self.columns},
+            "smallest": {name: edge[0] for name, edge in edges.items() if edge},
+            "largest": {name: edge[1] for name, edge in edges.items() if edge},
+        }  # fmt: skip
+
+
+def how(columns: Sequence[str]) -> list[Any]:
+    """All that the index of a file depends on beside it."""
+    return ["parquet", *columns]
+
+
+def values(table: Any, index: Indices, url: str) -> Columns:
+    """The columns of some rows of a table. Raises PreflightError for nulls."""
+    arrow = library("a Parquet file")
+    rows = table.take(arrow.array(index))
+    return {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in rows.column_names}
+
+
+def _values(column: Any, name: str, url: str) -> Any:
+    from pyarrow import types
+
+    if column.null_count:
+        raise PreflightError(f"data.path={url}: column {name} has nulls. Drop or fill them.")
+    kind = _kind(column.type)
+    if kind == "text":
+        return column.to_pylist()
+    if not kind.startswith("list of "):
+        return _numbers(column, kind)
+    flat, lengths = column.flatten(), _lengths(column, types)
+    if flat.null_count:
+        raise PreflightError(f"data.path={url}: column {name} has lists with nulls. Fill them.")
+    if kind.startswith("list of list"):
+        inner, ends = _values(flat, name, url), np.cumsum(lengths)
+        arrays = [np.asarray(inner[end - size : end]) for end, size in zip(ends, lengths, strict=True)]
+    else:
+        arrays = np.split(_numbers(flat, kind.removeprefix("list of ")), np.cumsum(lengths)[:-1])
+    return rowindex.alike(arrays)
+
+
+def _lengths(lists: Any, types: Any) -> Any:
+    if types.is_fixed_size_list(lists.type):
+        return np.full(len(lists), lists.type.list_size)
+    return lists.value_lengths().to_numpy(zero_copy_only=False)
+
+
+def _numbers(column: Any, kind: str) -> Any:
+    arrow = library("a Parquet file")
+    if arrow.types.is_decimal(column.type):
+        column = column.cast(arrow.float64())
+    return np.asarray(column).astype(np.int64 if kind == "whole" else np.float32)
+
+
+def _kind(of: Any) -> str:
+    from pyarrow import types
+
+    if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
+        return f"list of {_kind(of.value_type)}"
+    if types.is_integer(of) or types.is_boolean(of):
+        return "whole"
+    if types.is_floating(of) or types.is_decimal(of):
+        return "fraction"
+    return "text" if types.is_string(of) or types.is_large_string(of) or types.is_dictionary(of) else str(of)
+
+
+def _edges(groups: Sequence[Any], number: int) -> list[int] | None:
+    """The smallest and largest number of a column of integers, if all row groups tell them."""
+    known = [group.column(number).statistics for group in groups if group.num_rows]
+    if not known or not all(each is not None and each.has_min_max and type(each.min) is int for each in known):
+        return None
+    return [min(each.min for each in known), max(each.max for each in known)]
+
+
+def _parsed(url: str, end: bytes) -> Any:
+    arrow = library("a Parquet file")
+    try:
+        return arrow.parquet.read_metadata(arrow.BufferReader(end))
+    except (arrow.ArrowException, OSError) as error:
+        raise PreflightError(f"data.path={url}: this is no Parquet file: {first_line(error)}") from None

@@ -1,0 +1,147 @@
+"""Files of rows of any format, by its name: how they are opened, and what is known of them before a run."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import PreflightError, WordsError
+from dtrain.storage import linefile, parquetfile, rowindex, store
+from dtrain.storage.rowindex import File
+
+SUFFIXES = {"jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+CACHED = 1 << 26
+"""Bytes of the row groups that are kept: two of the windows in which they are shuffled."""
+EARLY = 1 << 26
+"""Bytes of local files whose rows are all read before the launch."""
+STREAMS = 16
+"""Files that are opened at once."""
+PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Opens files of one format. `cache`: the folder of their indices; `separator`, a name: of csv; `text`: the column
+    that is read is one of text.
+    """
+
+    format: str
+    cache: Path
+    separator: str = "comma"
+    text: bool = False
+
+    def found(self, path: str | Sequence[str]) -> list[str]:
+        """The files of `data.path`. Raises StoreError."""
+        return rowindex.found(path, SUFFIXES[self.format])
+
+    def names(self, url: str) -> list[str]:
+        """The columns of a file. Raises PreflightError."""
+        if self.format == "parquet":
+            return parquetfile.names(url)
+        return linefile.names(url, self._form)
+
+    def check(self, url: str, columns: Sequence[str]) -> None:
+        """Look at the ends of a file. Raises PreflightError, and WordsError for a column that it lacks."""
+        if self.format == "parquet":
+            for name in columns:
+                rowindex.column(name, parquetfile.names(url), f"data.path={url}")
+        else:
+            linefile.check(url, self._form, columns)
+
+    def opened(self, urls: Sequence[str], columns: Sequence[str]) -> list[File]:
+        """The files, whose indices are made where they are missing. Raises PreflightError."""
+        groups = parquetfile.Groups(CACHED)
+
+        def one(url: str) -> File:
+            if self.format == "parquet":
+                return parquetfile.ParquetFile(url, columns, self.cache, groups)
+            return linefile.LineFile(url, self._form, columns, self.cache)
+
+        with ThreadPoolExecutor(STREAMS) as pool:
+            return list(pool.map(one, urls))
+
+    def has_changed(self, url: str, columns: Sequence[str]) -> bool:
+        """Whether a file is another than when its index was made. Raises StoreError."""
+        how = parquetfile.how(columns) if self.format == "parquet" else linefile.how(self._form, columns)
+        return rowindex.has_changed(self.cache, url, how)
+
+    @property
+    def _form(self) -> linefile.Format:
+        if self.format == "jsonl":
+            return linefile.JsonLines()
+        return linefile.Separated(SEPARATORS[self.separator], numbers=not self.text)
+
+
+def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
+    """The reader that a part of data uses; `format` None: by the names of its files. Raises PreflightError."""
+    cache = rowindex.folder(data.get("cache"))
+    if format:
+        return Reader(format, cache, data.get("separator", "comma"))
+    (url, *_) = rowindex.found(path, [suffix for each in SUFFIXES.values() for suffix in each])
+    for name, suffixes in SUFFIXES.items():
+        if url.lower().endswith(suffixes):
+            return Reader(name, cache, "tab" if url.lower().endswith(".tsv") else "comma", text=True)
+    known = ", ".join(suffix for each in SUFFIXES.values() for suffix in each)
+    raise PreflightError(f"data.path={url}: data.column is a column of files whose names end in {known}.")
+
+
+def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
+    """The columns that a part of data reads, by those of its first file: inputs, then the target."""
+    if data.get("column"):
+        return [data["column"]]
+    inputs, target = data["inputs"], data["targets"]
+    if inputs is None:
+        inputs = [name for name in reader.names(url) if name != target]
+    return [*dict.fromkeys([*([inputs] if isinstance(inputs, str) else inputs), target])]
+
+
+def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, resumes: bool) -> str:
+    """The problem with files of rows, as far as their ends tell, or all rows where they are few; empty if there is
+    none. `resumes`: a run has a position in them.
+    """
+    try:
+        columns = columns_of(reader, urls[0], data)
+        with ThreadPoolExecutor(STREAMS) as pool:
+            list(pool.map(lambda url: reader.check(url, columns), urls))
+        changed = [url for url in urls if reader.has_changed(url, columns)] if resumes else []
+        if changed:
+            return (
+                f"data.path={changed[0]} changed since its index was made, and the checkpoints of this run count its "
+                "rows as they were. Type out=<another place>, or init=<this run> to take its weights alone."
+            )
+        if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
+            files = reader.opened(urls, columns)
+            kinds(files, columns, text=reader.text)
+            if not any(sum(file.facts["sizes"]) for file in files):
+                return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
+    except (PreflightError, WordsError) as error:
+        return str(error)
+    return ""
+
+
+def kinds(files: Sequence[File], columns: Sequence[str], *, text: bool) -> dict[str, str]:
+    """The kind of each column in all files. Raises WordsError unless they are text, or else numbers."""
+    return {name: _kind(name, {file.facts["kinds"].get(name) for file in files} - {None}, text) for name in columns}
+
+
+def _kind(name: str, several: set[str], text: bool) -> str:
+    for kind in several:
+        if text and kind != "text":
+            raise WordsError(f"data.column={name}: the column holds {_plural(kind)}. Name one of text.")
+        if not text and kind == "text":
+            raise WordsError(
+                f"data: column {name} holds text. To train on it type data=text data.path=<the files> "
+                f"data.column={name}; a column of classes has a number for each, from 0 on."
+            )
+        if not text and kind.split(" ")[-1] not in ("whole", "fraction"):
+            raise WordsError(f"data: column {name} holds {_plural(kind)}. Numbers and lists of numbers can be read.")
+    if len({kind.replace("fraction", "whole") for kind in several}) > 1:
+        raise WordsError(f"data: column {name} holds {' and '.join(map(_plural, sorted(several)))} in different files.")
+    return max(several, key=lambda kind: "fraction" in kind, default="text" if text else "whole")
+
+
+def _plural(kind: str) -> str:
+    *lists, last = kind.split("list of ")
+    return "lists of " * len(lists) + PLURAL.get(last, f"values of the type {last}")

@@ -1,0 +1,123 @@
+"""Where the rows of files are: facts of each file and, for files of lines, the offsets of its rows. Made once for each
+file, and kept in the cache under the digest of its URL and of how it is read.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrain import secrets
+from dtrain.errors import PreflightError, StoreError, WordsError, nearest
+from dtrain.storage import store
+
+VERSION = 1
+Indices = NDArray[np.int64]
+Columns = dict[str, Any]
+"""Name -> the values of some rows: an array [rows, ...] of int64 or fp32, or a list of arrays or texts."""
+
+
+class File(Protocol):
+    """A file of rows."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """`sizes`: rows of each block, which is read at once; `bytes` of each; `sha256`; `kinds` of columns: whole,
+        fraction, text, list of one of these, or another name; `largest` and `smallest` number of a column of integers.
+        """
+        ...
+
+    def read(self, block: int, index: Indices) -> Columns:
+        """The columns of rows of a block, by their place in it. Raises PreflightError for values that are missing."""
+        ...
+
+
+def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
+    """The files of paths, URLs and globs, in this order. Of several that one matches, those with these suffixes alone,
+    if there are any. Raises StoreError if one matches nothing.
+    """
+    files = dict[str, None]()
+    for path in [paths] if isinstance(paths, str) else paths:
+        matches = store.find(path)
+        if not matches:
+            raise StoreError.during("find", path, "no file is there")
+        files |= dict.fromkeys([url for url in matches if url.lower().endswith(tuple(suffixes))] or matches)
+    return [*files]
+
+
+def kept(
+    cache: Path, url: str, how: Sequence[Any], make: Callable[[Path], Mapping[str, Any]]
+) -> tuple[dict[str, Any], Path]:
+    """(facts, the folder's path without suffix) of a file's index: `make(path)` is called, with the path, by the first
+    process that needs it, or when the file has changed. Raises StoreError.
+    """
+    stem = _stem(cache, url, how)
+    with locked(stem):
+        now, facts = store.fingerprint(url), _read(stem)
+        if facts is None or facts["fingerprint"] != now:
+            facts = {"path": secrets.masked(url), "fingerprint": now, **make(stem)}
+            store.write(f"{stem}.json", json.dumps(facts).encode())
+    return facts, stem
+
+
+def has_changed(cache: Path, url: str, how: Sequence[Any]) -> bool:
+    """Whether the file is another than when its index was made; false if it has none. Raises StoreError."""
+    facts = _read(_stem(cache, url, how))
+    return facts is not None and facts["fingerprint"] != store.fingerprint(url)
+
+
+def unchanged(url: str, fingerprint: str) -> None:
+    """Raises PreflightError if the file at `url` is another than its index says."""
+    if store.fingerprint(url) != fingerprint:
+        raise PreflightError(
+            f"data.path={url} changed since its index was made. Leave the file as it is while a run reads it, and "
+            "start again."
+        )
+
+
+def alike(arrays: Sequence[NDArray[Any]]) -> Any:
+    """One array of arrays that have one shape, else the list of them."""
+    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else [*arrays]
+
+
+def column(name: str, names: Sequence[str], where: str) -> None:
+    """Raises WordsError for a column that is not one of `names`."""
+    if name not in names:
+        raise WordsError(f"{where} has no column {name}.{nearest(name, names)}")
+
+
+@contextmanager
+def locked(stem: Path) -> Iterator[None]:
+    """A context that one process of this host has at a time. Raises StoreError."""
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        with Path(f"{stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise StoreError.during("keep the index of rows in", str(stem.parent), error.strerror or error) from error
+
+
+def folder(cache: str | None) -> Path:
+    """The folder of what is made once."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dtrain"
+    return Path(cache or base).expanduser()
+
+
+def _stem(cache: Path, url: str, how: Sequence[Any]) -> Path:
+    return cache / hashlib.sha256(json.dumps([VERSION, url, *how]).encode()).hexdigest()[:32]
+
+
+def _read(stem: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads(Path(f"{stem}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return facts

@@ -1,0 +1,177 @@
+"""Rows of files as samples: the same from every format, wherever they lie, and a sentence for what cannot be one."""
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from data.files import rows, write
+from torch.utils.data import TensorDataset
+
+from dtrain.data import csv, jsonl, parquet
+from dtrain.data.dataset import Dataset
+from dtrain.errors import DtrainError
+
+GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None}
+BUILD: dict[str, Any] = {
+    "jsonl": lambda **given: jsonl.build(**GIVEN | given),
+    "csv": lambda **given: csv.build(**{"separator": "comma"} | given),
+    "parquet": lambda **given: parquet.build(**GIVEN | given),
+}
+FORMATS = tuple(BUILD)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Any:
+    def make(format: str, path: Any = None, **given: Any) -> Any:
+        path = path or write(tmp_path / f"rows.{format}", rows())
+        words = {
+            "inputs": ["a", "b"],
+            "targets": "label",
+            "holdout": 0.2,
+            "outputs": None,
+            "cache": str(tmp_path / "cache"),
+        }
+        return BUILD[format](path=path, **words | given)
+
+    return make
+
+
+def everything(source: Any) -> list[tuple[Any, Any]]:
+    """(input, target) of all samples that are trained on and held out."""
+    batches = [part.take(np.arange(len(part)), np.zeros(len(part), int)) for part in (source, source.holdout()) if part]
+    return [
+        (tuple(x), y)
+        for batch in batches
+        for x, y in zip(batch["inputs"].tolist(), batch["targets"].tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_row_is_one_sample(format: str, source: Any) -> None:
+    made = source(format)
+    assert (len(made), len(made.holdout())) == (48, 12)
+    assert sorted(everything(made)) == sorted(((row["a"], row["b"]), row["label"]) for row in rows())
+    batch = made.take(np.arange(5), np.zeros(5, int))
+    assert batch["inputs"].dtype == torch.float32 and batch["targets"].dtype == torch.int64
+    assert made.facts == {"inputs": [2], "kind": "float32", "outputs": 4, "vocab": 4}
+    assert made.loading == "thread"
+
+
+def test_lines_are_samples_in_the_order_of_the_same_rows_in_memory(source: Any) -> None:
+    table = rows()
+    x, y = torch.tensor([row["x"] for row in table]), torch.tensor([row["label"] for row in table])
+    mine, other = source("jsonl", inputs="x"), Dataset(TensorDataset(x, y), holdout=0.2)
+    index = np.arange(48)
+    one, two = mine.take(index, index * 0), other.take(index, index * 0)
+    assert torch.equal(one["inputs"], two["inputs"]) and torch.equal(one["targets"], two["targets"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_of_a_list_and_a_glob_are_one_dataset(format: str, source: Any, tmp_path: Path) -> None:
+    for number, (first, count) in enumerate([(0, 20), (20, 1), (21, 39)]):
+        write(tmp_path / f"many/{number}.{format}", rows(count, first=first))
+    (tmp_path / "many/_SUCCESS").touch()
+    whole = everything(source(format, inputs=["b"]))
+    for path in (
+        f"{tmp_path}/many/*.{format}",
+        f"{tmp_path}/many",
+        [f"{tmp_path}/many/{n}.{format}" for n in (2, 0, 1)],
+    ):
+        assert sorted(everything(source(format, path, inputs=["b"]))) == sorted(whole)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_come_from_any_url(format: str, source: Any, tmp_path: Path) -> None:
+    local = write(tmp_path / f"rows.{format}", rows())
+    fsspec.filesystem("memory").pipe_file(f"/rows/a.{format}", Path(local).read_bytes())
+    assert everything(source(format, f"memory://rows/a.{format}")) == everything(source(format, local))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_index_is_made_once_and_again_when_the_file_changes(format: str, source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / f"rows.{format}", rows())
+    first = source(format, path)
+    index = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").iterdir() if file.suffix != ".lock"}
+    assert index and source(format, path).fingerprint == first.fingerprint
+    assert {file: file.stat().st_mtime_ns for file in index} == index
+    write(tmp_path / f"rows.{format}", rows(61))
+    assert len(source(format, path)) == 49 and source(format, path).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_data_is_the_same_in_another_folder(format: str, source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / f"elsewhere/other.{format}", rows())
+    assert source(format, path, cache=str(tmp_path / "other")).fingerprint == source(format).fingerprint
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_changes_while_it_is_read_is_refused(format: str, source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / f"rows.{format}", rows())
+    made = source(format, path)
+    write(tmp_path / f"rows.{format}", rows(first=9))
+    with pytest.raises(DtrainError, match="changed since its index was made"):
+        everything(made)
+
+
+def test_no_inputs_are_all_columns_but_the_target(source: Any, tmp_path: Path) -> None:
+    table = [{"a": row["a"], "b": row["b"], "label": row["label"]} for row in rows()]
+    path = write(tmp_path / "numbers.csv", table)
+    assert source("csv", path, inputs=None).facts["inputs"] == [2]
+    assert everything(source("csv", path, inputs=None)) == everything(source("csv", path))
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_columns_of_lists_keep_their_names_and_are_padded(format: str, source: Any) -> None:
+    made = source(format, inputs=["ids", "x"], targets="ids", holdout=0, pad=0)
+    batch = made.take(np.arange(60), np.zeros(60, int))
+    assert batch["inputs"]["x"].shape == (60, 3) and batch["inputs"]["ids"].shape == batch["targets"].shape == (60, 3)
+    assert sorted(row[0] for row in batch["inputs"]["ids"].tolist()) == [*range(60)]
+    assert int((batch["targets"] == -100).sum()) == 60
+    with pytest.raises(DtrainError, match=r"ids have different lengths, 1 to 3\. Type data\.pad="):
+        source(format, inputs="ids").take(np.arange(9), np.zeros(9, int))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_cannot_be_a_sample_is_named(format: str, source: Any, tmp_path: Path) -> None:
+    for given, sentence in (
+        ({"targets": "lable"}, "has no column lable. Did you mean label?"),
+        ({"inputs": "text"}, "column text holds text. To train on it type data=text"),
+        ({"path": f"{tmp_path}/none*"}, "no file is there"),
+    ):
+        with pytest.raises(DtrainError) as error:
+            source(format, **given)
+        assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_value_that_is_missing_is_named(format: str, source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / f"holes.{format}", [{"a": 1.0, "b": 2, "label": 0}, {"a": 1.0, "b": None, "label": 0}])
+    with pytest.raises(DtrainError, match="line 2: column b is empty" if format == "jsonl" else "column b has nulls"):
+        everything(source(format, path))
+
+
+@pytest.mark.parametrize(("first", "second", "float_"), [("jsonl", "jsonl", True), ("parquet", "parquet", True)])
+def test_a_column_has_one_type_in_all_files(first: str, second: str, float_: bool, source: Any, tmp_path: Path) -> None:
+    one = write(tmp_path / f"1.{first}", [{"a": 1, "b": 1, "label": 1}] * 4)
+    two = write(tmp_path / f"2.{second}", [{"a": 1, "b": 1, "label": 1.5}] * 4)
+    made = source(first, [one, two], holdout=0)
+    assert made.take(np.arange(1), np.zeros(1, int))["targets"].is_floating_point() == float_
+    three = write(tmp_path / f"3.{second}", [{"a": 1, "b": 1, "label": [1]}] * 4)
+    with pytest.raises(DtrainError, match="label holds lists of whole numbers and whole numbers in different files"):
+        source(first, [one, three])
+
+
+def test_a_row_group_is_read_once_for_a_window_of_rows(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a pass in order: not a group for every row."""
+    made, reads = source("parquet"), list[int]()
+    plain = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda self, i, **given: reads.append(i) or plain(self, i, **given)
+    )
+    for start in range(0, 48, 8):
+        made.take(*made.order(np.arange(start, start + 8), seed=1))
+    assert sorted(reads) == [*range(9)]

@@ -256,6 +256,11 @@ def _plain(node: Any, *, facts: bool = True) -> Any:
     return [_plain(value, facts=facts) for value in node] if isinstance(node, list | tuple) else node
 
 
+def without_facts(value: Any) -> Any:
+    """An argument of a part, of which nested parts keep their arguments alone."""
+    return _plain(value, facts=False) if isinstance(value, Mapping) else value
+
+
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Writes each value as it is, never as a reference to an equal one."""
 

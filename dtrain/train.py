@@ -64,7 +64,7 @@ def train(plan: Plan) -> Result:
             checkpoint.load_weights(plan.init, state)
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
-        log.started(state, checkpoint, parameters=parts.parameters, caveats=caveats(model))
+        log.started(state, checkpoint, parameters=parts.parameters, caveats=[*caveats(model), *stream.notes])
         observers = Observers(
             parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
             watchdog=watchdog,

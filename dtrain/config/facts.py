@@ -49,7 +49,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "hook": {"needs": ["text"]},
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
-        "length": "text", "text": "bool", "vocab_of": "mapping", "inputs": "any",
+        "length": "text", "text": "bool", "parts": "text", "vocab_of": "mapping", "inputs": "any",
         "files": ["tokens", "jsonl", "csv", "parquet"], "targets": "any",
         "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
     },

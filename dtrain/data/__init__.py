@@ -62,6 +62,17 @@ class Ordered(Protocol):
         ...
 
 
+@runtime_checkable
+class Growing(Protocol):
+    """A source that can be what it was before samples were added to it."""
+
+    def as_of(self, fingerprint: str) -> list[str] | None:
+        """Become, with what is held out, the source with that fingerprint, if samples were only added since: a sentence
+        for each place where they were; None if it is another.
+        """
+        ...
+
+
 class TextSource(Source, Protocol):
     """A source of text as tokens."""
 
@@ -70,4 +81,4 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["IGNORE", "Batch", "Indices", "Loading", "Ordered", "Source", "Tensor", "TextSource"]
+__all__ = ["IGNORE", "Batch", "Growing", "Indices", "Loading", "Ordered", "Source", "Tensor", "TextSource"]

@@ -180,6 +180,11 @@ class Dataset:
         return self._split.order(positions, seed=seed)
 
     def holdout(self) -> "Dataset | None":
+        """The same object each time, because `resplit` changes it."""
+        return self._heldout
+
+    @cached_property
+    def _heldout(self) -> "Dataset | None":
         rest = self._split.rest()
         if self._kept is None and rest is None:
             return None
@@ -192,6 +197,12 @@ class Dataset:
         if self._kept is not None:
             return build(self._kept, split=Scattered.of(_length(self._kept), 0))
         return build(samples.dataset, split=rest)
+
+    def resplit(self, split: Split) -> None:
+        """Train on, and hold out, other samples of the same dataset."""
+        rest, self._split = split.rest(), split
+        if self._heldout is not None and rest is not None:
+            self._heldout.resplit(rest)
 
     @cached_property
     def _processes(self) -> Workers:

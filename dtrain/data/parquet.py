@@ -6,6 +6,8 @@ rows of neighbours (dtrain/data/split.py); few groups are in memory at a time.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dtrain.data.rows import Pattern, Rows
 from dtrain.data.split import Blocks
 from dtrain.storage.rowfile import Reader
@@ -18,9 +20,10 @@ def build(
 ) -> Rows:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a file that cannot be read."""
 
-    def split(files: Sequence[File]) -> Blocks:
+    def split(files: Sequence[File], rows: int) -> Blocks:
         sizes, weights = ([each for file in files for each in file.facts[name]] for name in ("sizes", "bytes"))
-        return Blocks(tuple(sizes), tuple(weights), holdout)
+        blocks = int(np.searchsorted(np.cumsum(sizes), rows)) + 1
+        return Blocks(tuple(sizes[:blocks]), tuple(weights[:blocks]), holdout)
 
     reader = Reader("parquet", folder(cache))
     return Rows(

@@ -1,8 +1,8 @@
 """Rows of files as samples: files of one kind, one after another, with one numbering of their rows."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, permute
-from dtrain.data.split import Split
+from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import rowindex
 from dtrain.storage.rowfile import Reader, columns_of, kinds
@@ -23,14 +23,14 @@ ROWS = 1024
 
 
 class Rows(Dataset):
-    """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` chooses the rows to hold out
-    of the opened files; by default they come from everywhere.
+    """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` divides the first
+    rows of the opened files, and their number; by default those to hold out come from everywhere.
     """
 
     def __init__(
         self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
         shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
-        split: Callable[[Sequence[File]], Split] | None = None,
+        split: Callable[[Sequence[File], int], Split] | None = None,
     ) -> None:  # fmt: skip
         urls = reader.found(path)
         columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
@@ -39,15 +39,37 @@ class Rows(Dataset):
         table = Table(files, [named] if isinstance(named, str) else named, targets)
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
+        self._files, self._seen = files, len(table)
+        self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
-            table, holdout=holdout, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
-            split=split(files) if split else None,
+            table, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
+            split=self._split_of(files, len(table)),
         )  # fmt: skip
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        table: Table = self._samples.dataset
-        return f"rows-{len(table)}-{table.digest}"
+        return self._print(self._seen)
+
+    def as_of(self, fingerprint: str) -> list[str] | None:
+        rows = re.fullmatch(r"rows-(\d+)-\w+", fingerprint)
+        if not rows or not 0 < int(rows[1]) < len(self._samples.dataset) or self._print(int(rows[1])) != fingerprint:
+            return None
+        self._seen = int(rows[1])
+        self.resplit(self._split_of(self._files, self._seen))
+        return [
+            f"{len(self._samples.dataset) - self._seen} rows were added since this run began, which goes on with the "
+            f"{self._seen} that it has. To train on all type out=<another place>."
+        ]
+
+    def _print(self, rows: int) -> str:
+        """The fingerprint of the first rows: the same as when there were no others."""
+        digest, left = hashlib.sha256(), rows
+        for file in self._files:
+            size = sum(file.facts["sizes"])
+            if left > 0 and size:
+                digest.update(file.digest(min(left, size)).encode())
+            left -= size
+        return f"rows-{rows}-{digest.hexdigest()[:32]}"
 
 
 class Table:
@@ -60,7 +82,6 @@ class Table:
         self._kinds = kinds(files, [*inputs, target], text=False)
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
         self._ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
-        self.digest = hashlib.sha256("".join(str(file.facts["sha256"]) for file in files).encode()).hexdigest()[:32]
         self.classes = _classes(files, target) if self._kinds[target] == "whole" else None
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 import time
 
+from dtrain.data import Growing
 from dtrain.errors import PreflightError
 from dtrain.evaluation.heldout import evaluate as heldout_loss
 from dtrain.evaluation.session import load
@@ -14,6 +15,9 @@ def evaluate(plan: Plan) -> Result:
     """Evaluate a checkpoint; the result's `metrics` are `eval_loss` and the objective's own."""
     began = time.perf_counter()
     with load(plan) as (parts, commit):
+        stream = commit["facts"].get("stream")
+        if stream and isinstance(parts.source, Growing):
+            parts.source.as_of(stream["fingerprint"])  # held-out samples are those of then
         if parts.heldout is None:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
         metrics = heldout_loss(

@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dtrain import secrets
@@ -16,7 +17,7 @@ from dtrain.config.facts import about, fact
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher.run import described
-from dtrain.planned import Plan
+from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
@@ -150,33 +151,42 @@ def _address(plan: Plan) -> Iterable[str]:
 
 
 def _data(plan: Plan) -> Iterable[str]:
-    def problem(path: str) -> str:
+    def problem(part: Part, path: str) -> str:
         files = store.find(path)
-        return _tokens(plan, files) if files else "no file is there."
+        return _tokens(part, files) if files else "no file is there."
 
-    for key in ("path", "holdout_path"):
-        asked = secrets.opened(plan.data.get(key))
-        paths = [asked] if isinstance(asked, str) else asked or []
-        if "stdlib" not in paths and str(plan.data["_target_"]).startswith("dtrain."):
-            wrong = [text for path in paths for text in _stored(f"data.{key}", path, problem)]
-            yield from wrong or (_rows(plan, paths) if key == "path" and paths else ())
+    for place, part in _parts("data", plan.data):
+        for key in ("path", "holdout_path"):
+            asked = secrets.opened(part.get(key))
+            paths = [asked] if isinstance(asked, str) else asked or []
+            if "stdlib" not in paths and str(part["_target_"]).startswith("dtrain."):
+                wrong = [text for path in paths for text in _stored(f"{place}.{key}", path, partial(problem, part))]
+                yield from wrong or (_rows(plan, place, part, paths) if key == "path" and paths else ())
 
 
-def _rows(plan: Plan, paths: Sequence[str]) -> Iterable[str]:
+def _parts(place: str, part: Part) -> Iterable[tuple[str, Part]]:
+    """(dotted key, part) of a part, and of the sources of a mixture."""
+    yield place, part
+    name = about(part).get("parts")
+    for source, each in part[name].items() if name else ():
+        yield from _parts(f"{place}.{name}.{source}", each)
+
+
+def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str]) -> Iterable[str]:
     """The problem with files of rows, if any: its columns, both ends of each, and all of them where they are few."""
-    format = about(plan.data).get("files")
-    if format == "tokens" or not (format or plan.data.get("column")):
+    format = about(part).get("files")
+    if format == "tokens" or not (format or part.get("column")):
         return
     from dtrain.storage import rowfile  # numpy, as below
 
     try:
-        reader = rowfile.reader_of(plan.data, paths, format)
+        reader = rowfile.reader_of(part, paths, format)
         resumes = any(one.is_committed for one in attempts.listed(plan.out))
-        text = rowfile.problem(reader, reader.found(paths), plan.data, resumes=resumes)
+        text = rowfile.problem(reader, reader.found(paths), part, resumes=resumes)
     except PreflightError as error:
         text = str(error)
     if text:
-        yield text
+        yield text.replace("data.", f"{place}.", 1) if text.startswith("data.") else text
 
 
 def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterable[str]:
@@ -189,14 +199,14 @@ def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterabl
         yield f"{key}={cut(url, LONGEST)}: {text}"
 
 
-def _tokens(plan: Plan, files: Sequence[str]) -> str:
+def _tokens(part: Part, files: Sequence[str]) -> str:
     """The problem with local files of tokens, if any; the ranks copy remote ones."""
-    if about(plan.data).get("files") != "tokens" or not all(map(store.is_local, files)):
+    if about(part).get("files") != "tokens" or not all(map(store.is_local, files)):
         return ""
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
 
-    arrays = [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files]
-    return tokenfile.outside(arrays, plan.data["vocab"], most=LOOKED_AT)
+    arrays = [tokenfile.mapped(store.local_path(file), file, part["dtype"]) for file in files]
+    return tokenfile.outside(arrays, part["vocab"], most=LOOKED_AT)
 
 
 def _packages(plan: Plan) -> Iterable[str]:

@@ -26,6 +26,7 @@ from dtrain.resolve import (
     loop,
     machine,
     mesh,
+    mixture,
     model_axes,
     out,
     own,
@@ -98,6 +99,9 @@ def resolve(config: Config, cluster: Cluster) -> Plan:
 
 def _resolve(config: Config, cluster: Cluster) -> Plan:
     config, cluster = own.stated(config), machine.named(config, cluster)
+    config, wrong = mixture.composed(config)
+    if wrong:
+        raise WordsError(*wrong, *further(config, cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _plan_on(most, config, cluster)

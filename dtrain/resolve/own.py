@@ -35,9 +35,10 @@ def stated(config: Config) -> Config:
     """Add to each part the facts that its class states; those of its word take precedence. Raises WordsError for an
     invalid fact.
     """
-    parts: dict[str, Any] = {group: _stated(group, getattr(config, group)) for group in GROUPS}
+    parts: dict[str, Any] = {group: with_stated(group, getattr(config, group)) for group in GROUPS}
     options = {
-        group: {word: _stated(group, part) for word, part in words.items()} for group, words in config.options.items()
+        group: {word: with_stated(group, part) for word, part in words.items()}
+        for group, words in config.options.items()
     }
     problems = [
         problem for group in (*GROUPS, "hook") for _, part in parts_of(config, group) for problem in _wrong(group, part)
@@ -61,7 +62,8 @@ def _wrong(group: str, part: Any) -> Iterator[str]:
             yield f"{module}.{statement.name} {sentence}"
 
 
-def _stated(group: str, part: Any) -> Any:
+def with_stated(group: str, part: Any) -> Any:
+    """The part with the facts that its class states."""
     target = part.get("_target_") if isinstance(part, Mapping) else None
     if not isinstance(target, str) or (target.startswith("dtrain.") and about(part)):
         return part

@@ -143,9 +143,20 @@ class LineFile:
     _stem: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns), self._made)
+        beside = [".npy"] if store.is_local(self.url) else [".npy", ".copy"]
+        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns), self._made, beside)
         object.__setattr__(self, "facts", facts)
         object.__setattr__(self, "_stem", stem)
+
+    def digest(self, rows: int | None = None) -> str:
+        if rows in (None, self.facts["sizes"][0]):
+            return str(self.facts["sha256"])
+        if not rows or rows > self.facts["sizes"][0]:
+            return ""
+        digest, end = hashlib.sha256(), int(self._offsets[rows - 1, 1])
+        for start in range(0, end, CHUNK):
+            digest.update(self._bytes[start : min(end, start + CHUNK)])
+        return self._finished(digest)
 
     def read(self, block: int, index: Indices) -> Columns:
         rows = list(self._rows(index))
@@ -157,6 +168,11 @@ class LineFile:
         names = self.facts["names"]
         for begin, end in self._offsets[index].tolist():
             yield self.form.parse(self._bytes[begin:end], names)
+
+    def _finished(self, digest: Any) -> str:
+        """The digest of the bytes and of how they are read."""
+        digest.update(json.dumps([*how(self.form, self.columns)]).encode())
+        return str(digest.hexdigest())
 
     def _column(self, name: str, values: list[Any]) -> Any:
         kind, _, of = self.facts["kinds"][name].partition("list of ")
@@ -196,11 +212,12 @@ class LineFile:
             except Torn as error:
                 raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
             offsets.append((start, start + len(line)))
-        with Path(f"{stem}.npy").open("wb") as out:
+        part = Path(f"{stem}.part")
+        with part.open("wb") as out:
             np.save(out, np.array(offsets, np.int64).reshape(-1, 2))
-        digest.update(json.dumps([*how(self.form, self.columns)]).encode())
+        part.replace(f"{stem}.npy")  # others may have mapped the one before
         return {
-            "names": names, "sizes": [len(offsets)], "bytes": [file.stat().st_size], "sha256": digest.hexdigest(),
+            "names": names, "sizes": [len(offsets)], "bytes": [file.stat().st_size], "sha256": self._finished(digest),
             "kinds": found.kinds, "smallest": found.smallest, "largest": found.largest,
         }  # fmt: skip
 

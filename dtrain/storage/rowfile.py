@@ -63,9 +63,13 @@ class Reader:
             return list(pool.map(one, urls))
 
     def has_changed(self, url: str, columns: Sequence[str]) -> bool:
-        """Whether a file is another than when its index was made. Raises StoreError."""
+        """Whether a file is another than when its index was made, and not only longer. Raises PreflightError."""
         how = parquetfile.how(columns) if self.format == "parquet" else linefile.how(self._form, columns)
-        return rowindex.has_changed(self.cache, url, how)
+        known = rowindex.outdated(self.cache, url, how)
+        if known is None:
+            return False
+        (now,) = self.opened([url], columns)
+        return now.digest(sum(known["sizes"])) != str(known["sha256"])
 
     @property
     def _form(self) -> linefile.Format:
@@ -108,8 +112,9 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
         changed = [url for url in urls if reader.has_changed(url, columns)] if resumes else []
         if changed:
             return (
-                f"data.path={changed[0]} changed since its index was made, and the checkpoints of this run count its "
-                "rows as they were. Type out=<another place>, or init=<this run> to take its weights alone."
+                f"data.path={changed[0]} changed since its index was made, other than by rows that were added, and the "
+                "checkpoints of this run count its rows as they were. Type out=<another place>, or init=<this run> to "
+                "take its weights alone."
             )
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
             files = reader.opened(urls, columns)

@@ -34,6 +34,10 @@ class File(Protocol):
         """
         ...
 
+    def digest(self, rows: int | None = None) -> str:
+        """A digest of the file, or of the file that it was when it had that many rows; empty if that is not known."""
+        ...
+
     def read(self, block: int, index: Indices) -> Columns:
         """The columns of rows of a block, by their place in it. Raises PreflightError for values that are missing."""
         ...
@@ -53,24 +57,25 @@ def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]
 
 
 def kept(
-    cache: Path, url: str, how: Sequence[Any], make: Callable[[Path], Mapping[str, Any]]
+    cache: Path, url: str, how: Sequence[Any], make: Callable[[Path], Mapping[str, Any]], beside: Sequence[str] = ()
 ) -> tuple[dict[str, Any], Path]:
     """(facts, the folder's path without suffix) of a file's index: `make(path)` is called, with the path, by the first
-    process that needs it, or when the file has changed. Raises StoreError.
+    process that needs it, or when the file has changed. `beside`: suffixes of other files that it makes. Raises
+    StoreError.
     """
     stem = _stem(cache, url, how)
     with locked(stem):
         now, facts = store.fingerprint(url), _read(stem)
-        if facts is None or facts["fingerprint"] != now:
+        if facts is None or facts["fingerprint"] != now or not all(Path(f"{stem}{end}").exists() for end in beside):
             facts = {"path": secrets.masked(url), "fingerprint": now, **make(stem)}
             store.write(f"{stem}.json", json.dumps(facts).encode())
     return facts, stem
 
 
-def has_changed(cache: Path, url: str, how: Sequence[Any]) -> bool:
-    """Whether the file is another than when its index was made; false if it has none. Raises StoreError."""
+def outdated(cache: Path, url: str, how: Sequence[Any]) -> dict[str, Any] | None:
+    """The facts of a file's index, if the file is another than when it was made. Raises StoreError."""
     facts = _read(_stem(cache, url, how))
-    return facts is not None and facts["fingerprint"] != store.fingerprint(url)
+    return None if facts is None or facts["fingerprint"] == store.fingerprint(url) else facts
 
 
 def unchanged(url: str, fingerprint: str) -> None:
@@ -120,4 +125,4 @@ def _read(stem: Path) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(Path(f"{stem}.json").read_text())
     except (OSError, ValueError):
         return None
-    return facts
+    return facts if isinstance(facts, dict) and {"fingerprint", "sizes", "sha256", "kinds"} <= {*facts} else None

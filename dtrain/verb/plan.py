@@ -14,7 +14,7 @@ from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.config.schema import GROUPS, LISTS, Config, default
-from dtrain.planned import AXES, BatchShape, Plan
+from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
@@ -158,7 +158,7 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         if target == "dtrain.build.given":
             word = f"{part['of']}, given by the caller"
         arguments = " ".join(
-            screen.on_one_line(f"{name}={value}")
+            screen.on_one_line(f"{name}={without_facts(value)}")
             for name, value in part.items()
             if name not in ("_target_", "_about_") and value is not None
         )

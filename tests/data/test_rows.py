@@ -103,6 +103,18 @@ def test_the_index_is_made_once_and_again_when_the_file_changes(format: str, sou
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("damage", ["", "[]", "{}", None])
+def test_a_damaged_index_is_made_again(damage: str | None, format: str, source: Any, tmp_path: Path) -> None:
+    whole = everything(source(format))
+    for file in (tmp_path / "cache").iterdir():
+        if damage is None and file.suffix in (".npy", ".copy"):
+            file.unlink()
+        elif damage is not None and file.suffix == ".json":
+            file.write_text(damage)
+    assert everything(source(format)) == whole
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_the_data_is_the_same_in_another_folder(format: str, source: Any, tmp_path: Path) -> None:
     path = write(tmp_path / f"elsewhere/other.{format}", rows())
     assert source(format, path, cache=str(tmp_path / "other")).fingerprint == source(format).fingerprint

@@ -143,6 +143,8 @@ WAITS_FOR = {
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "arrays of numpy: rows of files, and their order": (
+        "data/mixture.py:Joined.take",
+        "data/mixture.py:_merged",
         "data/rows.py:Table.__getitem__", "data/rows.py:Table._read", "data/rows.py:documents", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),

@@ -115,7 +115,10 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
-    "data.md": {"python -m dtrain model=mlp": "test_the_commands_of_data_run"},
+    "data.md": {
+        "python -m dtrain model=mlp": "test_the_commands_of_data_run",
+        "python -m dtrain data=mixture": "the same",
+    },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",
@@ -217,8 +220,15 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
     write(tmp_path / "table.csv", [{name: row[name] for name in ("a", "b", "label")} for row in table])
     for name in ("a.jsonl", "b.jsonl", "a.parquet"):
         write(tmp_path / "rows" / name, table)
-    for number, line in enumerate(block("docs/data.md", "python -m dtrain model=mlp").splitlines()):
-        small = ["data.sequence=16"] if "data=text" in line else []
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web/a.txt").write_text("text of the web. " * 40)
+    lines = [
+        line
+        for begin in ("model=mlp", "data=mixture")
+        for line in block("docs/data.md", f"python -m dtrain {begin}").splitlines()
+    ]
+    for number, line in enumerate(lines):
+        small = ["data.sequence=16"] if "model=mlp" not in line else []
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
 

@@ -27,6 +27,7 @@ from dtrain.compose import compose
 from dtrain.data import Source, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.data.digits import Digits
+from dtrain.data.mixture import Mixture
 from dtrain.data.stream import BLOCK_STEPS, Stream
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.text import Text
@@ -117,12 +118,19 @@ def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
         "dataset smaller than a batch": lambda: Dataset(Numbered(5), holdout=0.0),
         "one sample": lambda: Dataset(Numbered(1), holdout=0.0),
         "jsonl": lambda: jsonl.build(**ROWS, path=str(tmp_path / "rows.jsonl"), cache=str(tmp_path)),
+        "mixture": lambda: Mixture(
+            of={
+                "a": parquet.build(**ROWS, path=str(tmp_path / "rows.parquet"), cache=str(tmp_path)),
+                "b": jsonl.build(**ROWS, path=str(tmp_path / "rows.jsonl"), cache=str(tmp_path)),
+            },
+            weights={"a": 0.7, "b": 0.3},
+        ),
         "parquet": lambda: parquet.build(**ROWS, path=str(tmp_path / "rows.parquet"), cache=str(tmp_path)),
     }
 
 
 NAMES = (
-    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample", "jsonl", "parquet",
+    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample", "jsonl", "parquet", "mixture",
 )  # fmt: skip
 
 

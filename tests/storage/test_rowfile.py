@@ -54,6 +54,8 @@ def test_a_file_that_changed_is_told_to_a_run_with_checkpoints(tmp_path: Path) -
     path = write(tmp_path / "a.jsonl", rows())
     assert told(path, "jsonl", tmp_path / "cache") == ""
     write(tmp_path / "a.jsonl", rows(61))
+    assert told(path, "jsonl", tmp_path / "cache", resumes=True) == "", "the run goes on with the rows that it has"
+    write(tmp_path / "a.jsonl", rows(61, first=1))
     assert "changed since its index was made" in told(path, "jsonl", tmp_path / "cache", resumes=True)
     assert told(path, "jsonl", tmp_path / "cache") == "", "a new run makes a new one"
 

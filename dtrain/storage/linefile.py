@@ -7,6 +7,7 @@ import hashlib
 import json
 import mmap
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,7 +60,7 @@ class JsonLines(Format):
 
     def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
         except ValueError as error:
             raise Torn(f"this is no JSON: {error}") from None
         if not isinstance(row, dict):
@@ -203,7 +204,7 @@ class LineFile:
         for name in self.columns:
             rowindex.column(name, names, f"data.path={self.url}")
         found, digest = _Kinds(self.columns), hashlib.sha256()
-        offsets = list[tuple[int, int]]()
+        offsets = array("q")  # 16 bytes a row
         for start, line in _split(file, self.form, begin, digest):
             if not line.strip():
                 continue
@@ -211,14 +212,15 @@ class LineFile:
                 found.note(self.form.parse(line, names))
             except Torn as error:
                 raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
-            offsets.append((start, start + len(line)))
+            offsets.extend((start, start + len(line)))
         part = Path(f"{stem}.part")
         with part.open("wb") as out:
-            np.save(out, np.array(offsets, np.int64).reshape(-1, 2))
+            np.save(out, np.frombuffer(offsets, np.int64).reshape(-1, 2) if offsets else np.zeros((0, 2), np.int64))
         part.replace(f"{stem}.npy")  # others may have mapped the one before
         return {
-            "names": names, "sizes": [len(offsets)], "bytes": [file.stat().st_size], "sha256": self._finished(digest),
-            "kinds": found.kinds, "smallest": found.smallest, "largest": found.largest,
+            "names": names, "sizes": [len(offsets) // 2], "bytes": [file.stat().st_size],
+            "sha256": self._finished(digest), "kinds": found.kinds, "smallest": found.smallest,
+            "largest": found.largest,
         }  # fmt: skip
 
 
@@ -313,6 +315,9 @@ def _kind(value: Any, name: str) -> str:
     if isinstance(value, str):
         return "text"
     if isinstance(value, list):
+        types = {*map(type, value)}
+        if types and types <= {int, float}:  # without an array: most lists are rows of numbers
+            return "list of fraction" if float in types else "list of whole"
         try:
             array = np.asarray(value)
         except ValueError:

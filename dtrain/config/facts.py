@@ -50,7 +50,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
         "length": "text", "text": "bool", "parts": "text", "vocab_of": "mapping", "inputs": "any",
-        "files": ["tokens", "jsonl", "csv", "parquet"], "targets": "any",
+        "files": ["tokens", "jsonl", "csv", "parquet", "hf"], "targets": "any",
         "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
     },
     "launcher": {

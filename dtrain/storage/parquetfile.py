@@ -124,7 +124,7 @@ class ParquetFile:
             "names": schema.names, "sizes": [group.num_rows for group in groups],
             "bytes": [sum(group.column(number).total_uncompressed_size for number in wanted) for group in groups],
             "sha256": hashlib.sha256(end + repr([*self.columns]).encode()).hexdigest(),
-            "kinds": {name: _kind(schema.field(name).type) for name in self.columns},
+            "kinds": {name: kind_of(schema.field(name).type) for name in self.columns},
             "smallest": {name: edge[0] for name, edge in edges.items() if edge},
             "largest": {name: edge[1] for name, edge in edges.items() if edge},
         }  # fmt: skip
@@ -147,7 +147,7 @@ def _values(column: Any, name: str, url: str) -> Any:
 
     if column.null_count:
         raise PreflightError(f"data.path={url}: column {name} has nulls. Drop or fill them.")
-    kind = _kind(column.type)
+    kind = kind_of(column.type)
     if kind == "text":
         return column.to_pylist()
     if not kind.startswith("list of "):
@@ -176,11 +176,12 @@ def _numbers(column: Any, kind: str) -> Any:
     return np.asarray(column).astype(np.int64 if kind == "whole" else np.float32)
 
 
-def _kind(of: Any) -> str:
+def kind_of(of: Any) -> str:
+    """The kind of a column of this type, as an index has it."""
     from pyarrow import types
 
     if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
-        return f"list of {_kind(of.value_type)}"
+        return f"list of {kind_of(of.value_type)}"
     if types.is_integer(of) or types.is_boolean(of):
         return "whole"
     if types.is_floating(of) or types.is_decimal(of):

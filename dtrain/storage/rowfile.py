@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import linefile, parquetfile, rowindex, store
+from dtrain.storage import arrowfile, linefile, parquetfile, rowindex, store
 from dtrain.storage.rowindex import File
 
-SUFFIXES = {"jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
+SUFFIXES = {
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet", ".pq"),
+    "hf": (".arrow",),
+}
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 CACHED = 1 << 26
 """Bytes of the row groups that are kept: two of the windows in which they are shuffled."""
@@ -24,29 +29,35 @@ PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 @dataclass(frozen=True)
 class Reader:
     """Opens files of one format. `cache`: the folder of their indices; `separator`, a name: of csv; `text`: the column
-    that is read is one of text.
+    that is read is one of text; `split`: of a dataset of Hugging Face.
     """
 
     format: str
     cache: Path
     separator: str = "comma"
     text: bool = False
+    split: str | None = None
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
+        if self.format == "hf" and not self.text:
+            folders = [path] if isinstance(path, str) else path
+            return [file for each in folders for file in arrowfile.shards(each, self.split)]
         return rowindex.found(path, SUFFIXES[self.format])
 
     def names(self, url: str) -> list[str]:
         """The columns of a file. Raises PreflightError."""
+        if self.format == "hf":
+            return arrowfile.names(url, self.cache)
         if self.format == "parquet":
             return parquetfile.names(url)
         return linefile.names(url, self._form)
 
     def check(self, url: str, columns: Sequence[str]) -> None:
         """Look at the ends of a file. Raises PreflightError, and WordsError for a column that it lacks."""
-        if self.format == "parquet":
+        if self.format in ("hf", "parquet"):
             for name in columns:
-                rowindex.column(name, parquetfile.names(url), f"data.path={url}")
+                rowindex.column(name, self.names(url), f"data.path={url}")
         else:
             linefile.check(url, self._form, columns)
 
@@ -55,6 +66,8 @@ class Reader:
         groups = parquetfile.Groups(CACHED)
 
         def one(url: str) -> File:
+            if self.format == "hf":
+                return arrowfile.ArrowFile(url, columns, self.cache)
             if self.format == "parquet":
                 return parquetfile.ParquetFile(url, columns, self.cache, groups)
             return linefile.LineFile(url, self._form, columns, self.cache)
@@ -64,12 +77,13 @@ class Reader:
 
     def has_changed(self, url: str, columns: Sequence[str]) -> bool:
         """Whether a file is another than when its index was made, and not only longer. Raises PreflightError."""
-        how = parquetfile.how(columns) if self.format == "parquet" else linefile.how(self._form, columns)
-        known = rowindex.outdated(self.cache, url, how)
-        if known is None:
+        known = {"hf": arrowfile.how, "parquet": parquetfile.how}
+        how = known[self.format](columns) if self.format in known else linefile.how(self._form, columns)
+        then = rowindex.outdated(self.cache, url, how)
+        if then is None:
             return False
         (now,) = self.opened([url], columns)
-        return now.digest(sum(known["sizes"])) != str(known["sha256"])
+        return now.digest(sum(then["sizes"])) != str(then["sha256"])
 
     @property
     def _form(self) -> linefile.Format:
@@ -82,7 +96,7 @@ def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | 
     """The reader that a part of data uses; `format` None: by the names of its files. Raises PreflightError."""
     cache = rowindex.folder(data.get("cache"))
     if format:
-        return Reader(format, cache, data.get("separator", "comma"))
+        return Reader(format, cache, data.get("separator", "comma"), split=data.get("split"))
     (url, *_) = rowindex.found(path, [suffix for each in SUFFIXES.values() for suffix in each])
     for name, suffixes in SUFFIXES.items():
         if url.lower().endswith(suffixes):

@@ -43,6 +43,7 @@ WITH = {
     ("model", "cnn"): ("data=synthetic",),
     ("data", "spark"): ("data.path=rows",),
     ("data", "mixture"): ("data.of={a: {data: text}}", "data.weights={a: 1}"),
+    ("data", "hf"): ("data.path=saved", "data.targets=y", "objective=regression"),
     ("data", "jsonl"): ("data.path=rows.jsonl", "data.targets=y", "objective=regression"),
     ("data", "csv"): ("data.path=rows.csv", "data.targets=y", "objective=regression"),
     ("data", "parquet"): ("data.path=rows.parquet", "data.targets=y", "objective=regression"),

@@ -1,0 +1,22 @@
+"""Datasets of Hugging Face on disk or at a URL, as `save_to_disk` writes them.
+
+data=hf data.path=saved data.split=train data.inputs=input_ids data.targets=labels data.shift=true
+"""
+
+from collections.abc import Sequence
+
+from dtrain.data.rows import Pattern, Rows
+from dtrain.storage.rowfile import Reader
+from dtrain.storage.rowindex import folder
+
+
+def build(
+    *, path: str | Sequence[str], split: str | None, inputs: Pattern | None, targets: str, holdout: float, shift: bool,
+    outputs: int | None, pad: float | None, length: int | None, cache: str | None,
+) -> Rows:  # fmt: skip
+    """A Source of all rows. Raises PreflightError for a folder that is no dataset."""
+    reader = Reader("hf", folder(cache), split=split)
+    return Rows(
+        reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
+        length=length,
+    )  # fmt: skip

@@ -143,6 +143,7 @@ class Plan:
     out: str
     resume: str
     init: str | None
+    init_names: Any
     fork: str | None
     trust: tuple[str, ...]
     log_every: int

@@ -61,7 +61,7 @@ def train(plan: Plan) -> Result:
         elif plan.fork:
             log.event("forked", source=checkpoint.load_state(plan.fork, state)["url"], step=state.step)
         elif plan.init:
-            checkpoint.load_weights(plan.init, state)
+            checkpoint.load_weights(plan.init, state, plan.init_names)
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*caveats(model), *stream.notes])

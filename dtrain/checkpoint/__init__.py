@@ -40,8 +40,10 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         none.
         """
 
-    def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
-        """Load the weights alone from the checkpoint at a URL; all ranks call it. Returns its commit."""
+    def load_weights(self, source: str, state: TrainState, names: Any = None) -> dict[str, Any]:
+        """Load the weights alone from the checkpoint at a URL, which others may have written; all ranks call it.
+        `names`: the value of init_names. Returns its commit.
+        """
 
     def load_state(self, source: str, state: TrainState) -> dict[str, Any]:
         """Like `load_weights`, the whole state: `state` goes on from the checkpoint of another run."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from dtrain.checkpoint.format import mapping, strict
 from dtrain.config import structure
 from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 from dtrain.errors import StoreError
 from dtrain.secrets import masked, screen
 from dtrain.storage import store
 from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
+from dtrain.weights.safetensors import mapping, strict
 
 NAME = COMMIT
 FORMAT = 1

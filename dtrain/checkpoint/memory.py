@@ -23,10 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtrain.checkpoint import shards
-from dtrain.checkpoint.format import DTYPES, NAMES, strict
+from dtrain.checkpoint.format import DTYPES, NAMES
 from dtrain.checkpoint.snapshot import File, Snapshot
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
+from dtrain.weights.safetensors import strict
 
 STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
 

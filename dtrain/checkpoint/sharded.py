@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import shards
+from dtrain.checkpoint.adopt import adopt
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Commit, Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
@@ -31,6 +32,7 @@ from dtrain.config.environment import LEASE, MEMORY
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.storage import attempts, store
+from dtrain.weights import place
 
 END_SECONDS = 30.0, 1.0
 """How long a failed run waits for a running save: with one rank, and with several, one of which may be dead."""
@@ -221,10 +223,12 @@ class Sharded:
             )
         return None
 
-    def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
-        """Load only the weights, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises
-        StoreError.
+    def load_weights(self, source: str, state: TrainState, names: Any = None) -> dict[str, Any]:
+        """Load only the weights, from a run's `out`, a step's folder or one attempt, or from a checkpoint of others;
+        all ranks call it. `names`: what its tensors are called here (dtrain.weights.names). Raises StoreError.
         """
+        if not self._mesh.on_rank_0(f"look at {source}", lambda: place.is_ours(source)):
+            return adopt(source, state, self._mesh, names)
         restore = Restore(self._mesh)
         return self._load_from(source, restore, restore.load_weights, state)
 

@@ -90,7 +90,7 @@ class TrainState:
             "scale": self.scale.state_dict() if self.scale else None,
             "spikes": self.spikes.state_dict() if self.spikes else None,
             "huggingface": configuration(self.model),
-            "tied": self._tied(),
+            "tied": self.tied(),
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -137,7 +137,7 @@ class TrainState:
                 seen.add(id(tensor))
                 yield f"model.{name}", tensor.detach()
 
-    def _tied(self) -> dict[str, str]:
+    def tied(self) -> dict[str, str]:
         """Further name of a tied weight -> the name under which it is saved."""
         named = self.model.named_parameters(remove_duplicate=False)
         first: dict[int, str] = {}

@@ -273,10 +273,10 @@ class Schema:
         "mesh aside",
     )
     init: str | None = key(
-        "text or null",
-        None,
-        "URL of a run or checkpoint whose weights training starts from; optimizer and position are new",
-        "mesh",
+        "text or null", None, "URL of a run, or of weights of others, to start from; the optimizer is new", "mesh"
+    )
+    init_names: Any = key(
+        "mapping or some text or null", None, "names of tensors at `init` -> names here, or a YAML file of them", "mesh"
     )
     fork: str | None = key(
         "text or null",

@@ -30,7 +30,7 @@ def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
         mesh = Mesh(plan.mesh, device=plan.device)
         parts = assemble(plan, mesh, brought=True, training=False)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
-        yield parts, checkpoint.load_weights(plan.init or plan.out, TrainState(parts.model))
+        yield parts, checkpoint.load_weights(plan.init or plan.out, TrainState(parts.model), plan.init_names)
 
 
 def weights(plan: Plan, source: str) -> nn.Module:

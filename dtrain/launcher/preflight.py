@@ -21,6 +21,7 @@ from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
+from dtrain.weights import names, place, plain
 
 FEWEST_FILES, TASKS = 32, 16
 """Open files of a single rank, and its threads beside those that compute."""
@@ -237,12 +238,23 @@ def _source(plan: Plan) -> Iterable[str]:
     try:
         if any(one.is_committed for one in attempts.listed(plan.out)):
             return  # it goes on from its own
-        if not store.children(url):
+        if key == "init" and not place.is_ours(url):
+            yield from _foreign(plan, url)
+        elif not store.children(url):
             yield f"{key}={cut(url, LONGEST)}: nothing is there."
         elif key == "fork":
             yield from _continues(plan, url, next((one for one in attempts.listed_at(url) if one.is_committed), None))
+        elif plan.init_names is not None:
+            yield f"init_names: {cut(url, LONGEST)} is a run of dtrain, with the names of its own model. Leave it out."
     except StoreError as error:
         yield f"{key}={cut(url, LONGEST)}: {error}"
+
+
+def _foreign(plan: Plan, url: str) -> Iterable[str]:
+    """Faults that the headers of a checkpoint of others show, and its table of names, before the model is there."""
+    rules, weights = names.table(plan.init_names), place.open_at(url)
+    for fault in names.renamed(weights.tensors, rules)[1]:
+        yield f"init_names: {fault}. {url} has {', '.join(map(plain, list(weights.tensors)[:3]))} and others."
 
 
 def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:

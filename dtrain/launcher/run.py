@@ -21,7 +21,7 @@ from dtrain.secrets import screen
 from dtrain.storage import lease, store
 from dtrain.storage.jsonl import clean
 
-NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
+NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch", "init_names")
 """Keys that identify a run."""
 SOURCES = ("init", "fork")
 """Keys that name the run it began with."""

@@ -21,8 +21,8 @@ REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "
 machine.
 """
 OPENS = re.compile(
-    r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|init|"
-    r"checkpoint|ckpt|weights_file)$"
+    r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|"
+    r"init(?:_names)?|checkpoint|ckpt|weights_file)$"
 )
 NAMES = re.compile(r"(?:^|_)(?:tokenizer|name_or_path|repo|repo_id|processor)$")
 """Keys that take either a path or the name of something on a hub."""

@@ -216,7 +216,9 @@ def _looks_up_keys_only(value: str, own_key: str) -> bool:
         return True
     keys = REFERENCE.findall(value)
     forbidden = any(
-        key.split(".")[0] in ("hydra", "init", "fork") or is_typed_only(key) or NEVER_FROM_ELSEWHERE.fullmatch(key)
+        key.split(".")[0] in ("hydra", "init", "init_names", "fork")
+        or is_typed_only(key)
+        or NEVER_FROM_ELSEWHERE.fullmatch(key)
         for key in keys
     )
     return len(keys) == value.count("${") and not forbidden

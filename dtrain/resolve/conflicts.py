@@ -54,6 +54,8 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
             f"resume=must continues with the weights of this run, but init={config.init} starts from others. "
             "Type resume=auto, or leave init out."
         )
+    if config.init_names is not None and config.init is None:
+        yield "init_names says what the tensors at init are called, but there is no init. Type init=<a checkpoint>."
     if config.fork is not None:
         yield from _fork(config)
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:

@@ -14,7 +14,8 @@ from dtrain.resolve.signature import Missing, home_of, search_folders, signature
 from dtrain.resolve.source import file_of, module_of
 
 READ_AS: Mapping[str, tuple[str, ...]] = {
-    "clip": ("clip",), "ema": ("ema",), "init": ("init",), "fork": ("fork",), "on_spike": ("on_spike",),
+    "clip": ("clip",), "ema": ("ema",), "init": ("init",), "init_names": ("init_names",), "fork": ("fork",),
+    "on_spike": ("on_spike",),
     "spike.sigma": ("spike",), "spike.window": ("spike",), "stop_after": ("stop_after", "last_step"),
     "time_limit": ("time_limit", "stop_seconds"), "grace": ("grace", "stop_seconds"), "log.every": ("log_every",),
     "evaluate.every": ("evaluate_every",), "evaluate.samples": ("evaluate_samples",), "logger": ("loggers",),

@@ -7,8 +7,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from dtrain.checkpoint.format import DTYPES, Entry, header, parse, strict
+from dtrain.checkpoint.format import DTYPES, Entry, header, parse
 from dtrain.checkpoint.load import tensor_of
+from dtrain.weights.safetensors import strict
 
 
 def file(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -66,7 +67,7 @@ def test_what_is_no_safetensors_file_is_refused_in_one_line(kind: str) -> None:
 
 
 def test_a_header_without_end_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtrain.checkpoint.format.HEADER_BYTES", 10)
+    monkeypatch.setattr("dtrain.weights.safetensors.HEADER_BYTES", 10)
     with pytest.raises(ValueError, match="the length of its header is wrong"):
         parse(file(entry(), bytes(8)))
 

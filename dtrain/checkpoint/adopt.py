@@ -1,0 +1,171 @@
+"""Fills a model with the weights that others trained: each rank reads the bytes of its own shards, wherever the tensors
+lie, and no tensor changes before all ranks agree that everything is there.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain.checkpoint.format import Entry
+from dtrain.checkpoint.load import tensor_of
+from dtrain.checkpoint.shards import ShardOverlap
+from dtrain.checkpoint.state import TrainState
+from dtrain.mesh import Mesh
+from dtrain.storage import store
+from dtrain.weights import ForeignError, Piece, Weights, contiguous, names, place, torchfile
+
+STREAMS = 2
+"""Pieces that a rank reads at a time; each is in memory beside the model."""
+GAP = 1 << 16
+"""On other storage, bytes between two rows that are read too, because a request costs more."""
+
+
+def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict[str, Any]:
+    """Load the weights at `source` into the model of `state`; all ranks call it. `table`: of `init_names`. Returns the
+    facts of the load. Raises ForeignError, StoreError.
+    """
+    weights, rules = _opened(source, mesh, table)
+    wanted = {
+        name.removeprefix("model."): tensor for name, tensor in state.tensors().items() if name.startswith("model.")
+    }
+    tied = state.tied()
+    everywhere, everywhere_tied = set(wanted), dict(tied)
+    if mesh.shape.pp > 1:
+        for others, theirs in mesh.gather((list(wanted), tied)):
+            everywhere |= set(others)
+            everywhere_tied |= theirs
+    sources, faults = match(weights, everywhere, everywhere_tied, rules)
+    faults += unlike(weights, sources, wanted)
+    check(source, mesh, faults)
+    mesh.on_all(f"load {source}", lambda: fill(weights, sources, wanted))
+    if state.ema:
+        state.ema.begin()
+    return {"step": 0, "url": source, "facts": {"step": 0, "optim": {}}}
+
+
+def match(
+    weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table
+) -> tuple[dict[str, str], list[str]]:
+    """(name in the model -> name in the checkpoint, what is missing and left over). `tied`: further name of a shared
+    tensor -> its first; the checkpoint may have it under any of them.
+    """
+    theirs, faults = names.renamed(weights.tensors, rules)
+    theirs = names.without_prefix(theirs, {*wanted, *tied})
+    sources = {name: theirs[name] for name in wanted if name in theirs}
+    for further, first in tied.items():
+        if further in theirs and first in wanted:
+            sources.setdefault(first, theirs[further])
+    missing, left = set(wanted) - set(sources), set(theirs) - set(wanted) - set(tied)
+    faults += [*names.listed("missing", missing), *names.listed("left over", {theirs[name] for name in left})]
+    if missing or left:
+        faults.append(names.hint(missing, {theirs[name] for name in left}))
+    return sources, faults
+
+
+def unlike(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that have another shape, or a type that does not become that of the model."""
+    shapes, dtypes = list[str](), list[str]()
+    for name in wanted.keys() & sources.keys():
+        stored, tensor = weights.tensors[sources[name]], wanted[name]
+        dtype = getattr(torch, stored.dtype)
+        if stored.shape != tuple(tensor.shape):
+            shapes.append(f"{sources[name]} is {list(stored.shape)} there, {list(tensor.shape)} here")
+        quantized = dtype.itemsize == 1 and dtype.is_floating_point and dtype != tensor.dtype
+        if dtype.is_floating_point != tensor.dtype.is_floating_point or quantized:
+            dtypes.append(f"{sources[name]} is {stored.dtype} there, {str(tensor.dtype).removeprefix('torch.')} here")
+    return [*names.listed("of another shape", shapes), *names.listed("of another type", dtypes)]
+
+
+def check(source: str, mesh: Mesh, faults: list[str]) -> None:
+    """Raises ForeignError on all ranks with the faults of all."""
+    if every := list(dict.fromkeys(itertools.chain.from_iterable(mesh.gather(faults)))):
+        raise ForeignError.during("load", source, f"its weights are not those of the model. {'; '.join(every)}")
+
+
+def _opened(source: str, mesh: Mesh, table: Any) -> tuple[Weights, names.Table]:
+    """On every rank, or an error on all."""
+    found = list[tuple[Weights, names.Table]]()
+    mesh.on_all(f"load {source}", lambda: found.append((place.open_at(source), names.table(table))))
+    return found[0]
+
+
+def fill(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor]) -> None:
+    """Copy this rank's part of each tensor. Raises ForeignError if pieces leave a hole."""
+    tasks = list[Callable[[], None]]()
+    for name, tensor in wanted.items():
+        stored = weights.tensors[sources[name]]
+        pieces = [{"shape": piece.shape, "offset": piece.offset, "piece": piece} for piece in stored.pieces]
+        overlap = ShardOverlap(tensor, pieces)
+        covered = sum(math.prod(part.stop - part.start for part in ours) for _, _, ours in overlap.overlaps)
+        if covered != overlap.memory.numel():
+            raise ForeignError.during("load", weights.url, f"its pieces do not cover {sources[name]} exactly once")
+        tasks += [_copy(overlap, number, stored.dtype) for number in range(len(overlap.overlaps))]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        for done in pool.map(lambda task: task(), tasks):
+            assert done is None
+
+
+def _copy(overlap: ShardOverlap, number: int, dtype: str) -> Callable[[], None]:
+    piece, theirs, ours = overlap.overlaps[number]
+
+    def copy() -> None:
+        with torch.no_grad():
+            overlap.memory[ours].copy_(read(piece["piece"], dtype, theirs))
+
+    return copy
+
+
+def read(piece: Piece, dtype: str, box: tuple[slice, ...]) -> Tensor:
+    """The part of a piece within `box`, of which only the bytes are read. Raises ForeignError, StoreError."""
+    if piece.packed:
+        piece = _unpacked(piece, dtype)
+    shape = tuple(part.stop - part.start for part in box)
+    kind = getattr(torch, dtype)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=kind)
+    if piece.stride != contiguous(piece.shape):
+        return _strided(piece, kind)[box]
+    begins, count, dims = _rows(piece, box, kind.itemsize)
+    gap = begins[1] - begins[0] - count if len(begins) > 1 else 0
+    if gap and not store.is_local(piece.url) and gap <= GAP:
+        whole = (slice(box[0].start, box[0].stop), *(slice(0, size) for size in piece.shape[1:]))
+        return read(piece, dtype, whole)[(slice(None), *box[1:])]
+    parts = store.parts(piece.url, begins, count)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) != count * len(begins):
+        raise ForeignError.during("read", piece.url, "it is cut off")
+    assert dims == shape
+    return tensor_of(data, Entry(kind, shape, 0))
+
+
+def _rows(piece: Piece, box: tuple[slice, ...], size: int) -> tuple[list[int], int, tuple[int, ...]]:
+    """(first byte of each run of a box in a contiguous piece, bytes of a run, shape of the box)."""
+    shape = tuple(part.stop - part.start for part in box)
+    inner = len(shape)
+    while inner and shape[inner - 1] == piece.shape[inner - 1]:
+        inner -= 1
+    inner = max(inner - 1, 0)  # the dims from here on are one run: only the first of them is not whole
+    count = math.prod(shape[inner:]) * size
+    base = piece.begin + sum(part.start * step for part, step in zip(box, piece.stride, strict=True)) * size
+    outer = itertools.product(*(range(0, n * step, step) for n, step in zip(shape[:inner], piece.stride, strict=False)))
+    return [base + sum(steps) * size for steps in outer], count, shape
+
+
+def _strided(piece: Piece, kind: torch.dtype) -> Tensor:
+    """A whole piece that is not contiguous in its file, such as a transposed one."""
+    span = 1 + sum((n - 1) * step for n, step in zip(piece.shape, piece.stride, strict=True))
+    data = store.parts(piece.url, [piece.begin], span * kind.itemsize)[0]
+    return tensor_of(data, Entry(kind, (span,), 0)).as_strided(piece.shape, piece.stride)
+
+
+def _unpacked(piece: Piece, dtype: str) -> Piece:
+    """Where the numbers of a piece lie, which is a file of torch.save in another file."""
+    found = list(torchfile.tensors(piece.url, piece.begin, piece.packed).values())
+    if len(found) != 1 or found[0].dtype != dtype or found[0].shape != piece.shape:
+        raise ForeignError.during("read", piece.url, "a shard in it is not as its metadata says")
+    return found[0].pieces[0]

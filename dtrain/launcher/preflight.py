@@ -38,6 +38,8 @@ def check(plan: Plan, *, of_sweep: bool = False) -> None:
     def problem(url: str) -> str | None:
         if store.exists(store.join(url, file)):
             return f"holds a {kind}, and a folder is that of a run or of a sweep. Type {key}=<another place>."
+        if store.exists(store.join(url, attempts.IMPORTED)):
+            return f"holds weights that were imported. Type init={url} {key}=<another place> to start from them."
         store.probe(url)
         return None
 

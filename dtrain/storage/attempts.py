@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from dtrain.storage import store
 
-COMMIT = "COMMIT.json"
-"""An attempt with this file is a committed checkpoint."""
+COMMIT, IMPORTED = "COMMIT.json", "imported.yaml"
+"""An attempt with the first is a committed checkpoint; a folder with the second holds weights of others."""
 STEP = re.compile(r"step-([0-9]{8,15})")
 ATTEMPT = re.compile(r"(?:([0-9]{8,15})-)?[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(?:-[0-9]{4,9})?")
 """Lease number of the run, its start time, its run id, and how many attempts it had written before."""

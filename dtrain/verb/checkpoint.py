@@ -1,9 +1,10 @@
-"""`dtrain checkpoint ls|verify|export out=<URL>`: lists checkpoints, verifies their bytes, exports one for other tools.
-Needs no GPU and no model; works on any storage.
+"""`dtrain checkpoint ls|verify|export out=<URL>`: lists checkpoints, verifies their bytes, exports one for other tools;
+`import` takes weights of other tools in. Needs no GPU and no model; works on any storage.
 
     dtrain checkpoint ls out=runs/a                     every attempt to save: valid, damaged or never committed
     dtrain checkpoint verify out=s3://bucket/run        reads every byte; exit code 1 if one is damaged
     dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
+    dtrain checkpoint import hf://gpt2 to=runs/gpt2     weights of others, for init=runs/gpt2 [names=<table>]
 
 `out` is a run, a step's folder or one attempt. No code in a checkpoint is run.
 """
@@ -21,6 +22,7 @@ from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.predict.report import size
 from dtrain.secrets import screen
 from dtrain.storage import store
+from dtrain.weights import SIZES, plain
 
 if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt
@@ -32,9 +34,12 @@ CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
 
 def run(words: Sequence[str]) -> int:
     act = words[0] if words else ""
+    if act == "import":
+        return _import(words[1:])
     if act not in TAKES:
         raise WordsError(
-            f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>."
+            f"checkpoint {cut(act) or '<what>'}:{nearest(act, [*TAKES, 'import'])} Type dtrain checkpoint ls "
+            "out=<a run>."
         )
     options = _read(act, words[1:])
     source = run_at(words[1:], options["out"].rstrip("/"))
@@ -87,6 +92,33 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     if problems:
         raise WordsError(*problems)
     return options
+
+
+def _import(words: Sequence[str]) -> int:
+    """Write weights of others as a checkpoint of dtrain."""
+    sources = [word for word in words if "=" not in word.partition("://")[0]]
+    others = [word.split("=")[0] for word in words if word not in sources]
+    problems = [f"{name}: checkpoint import does not take it.{nearest(name, ('to', 'names'))}"
+                for name in others if name not in ("to", "names")]  # fmt: skip
+    to, table = value_of(words, "to"), value_of(words, "names")
+    if len(sources) != 1 or not to:
+        problems.append(
+            "checkpoint import needs a place and to. Type dtrain checkpoint import <folder, file or URL> to=<URL>."
+        )
+    if problems or not to:
+        raise WordsError(*problems)
+    source = run_at([], sources[0])
+    from dtrain.checkpoint.importing import import_weights  # imports torch
+
+    url, weights, ours = import_weights(source, to.rstrip("/"), table)
+    total = sum(math.prod(weights.tensors[name].shape) * SIZES[weights.tensors[name].dtype] for name in ours.values())
+    lines = [f"{len(ours)} tensors, {size(total)}, of {weights.url}, {weights.kind}", f"  {url}"]
+    left = sorted(set(weights.tensors) - set(ours.values()))
+    lines += [f"  (without {', '.join(map(plain, left[:3]))}{f' and {len(left) - 3} more' * (len(left) > 3)})"] * bool(
+        left
+    )
+    screen.say(*map(screen.on_one_line, lines))
+    return 0
 
 
 def _verify(attempts: Sequence["Attempt"]) -> int:

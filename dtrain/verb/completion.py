@@ -54,7 +54,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 BEHIND = {
     "plan": ("json", "why"),
     "doctor": ("json",),
-    "checkpoint": ("ls", "verify", "export", "out=", "to=", "step=", "weights=", "dtype="),
+    "checkpoint": ("ls", "verify", "export", "import", "out=", "to=", "step=", "weights=", "dtype=", "names="),
     "runs": ("best", "rm", "sort=", "figure=", "best_is="),
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),

@@ -12,6 +12,8 @@ from dtrain.errors import nearest
 from dtrain.storage import store
 from dtrain.weights import ForeignError, Stored, plain
 
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes that DistributedDataParallel and torch.compile give to all names."""
 STATE_DICTS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")
 """Usual names of the weights in a dict that holds more, such as the state of an optimizer."""
 TABLE_BYTES = 16 << 20
@@ -75,6 +77,14 @@ def renamed(names: Iterable[str], rules: Table) -> tuple[dict[str, str], list[st
     idle = [pattern.pattern.replace("(.*)", "*").replace("\\", "") for number, (pattern, _) in enumerate(rules)
             if number not in used]  # fmt: skip
     return ours, [*faults, *(f"{pattern} matches no name there that an earlier line leaves" for pattern in idle)]
+
+
+def unwrapped(theirs: Mapping[str, str]) -> dict[str, str]:
+    """`theirs` without the prefixes of wrappers of torch, if all names have them."""
+    names = dict(theirs)
+    while prefix := next((each for each in WRAPPERS if names and all(name.startswith(each) for name in names)), ""):
+        names = {name.removeprefix(prefix): source for name, source in names.items()}
+    return names
 
 
 def without_prefix(theirs: Mapping[str, str], wanted: Collection[str]) -> dict[str, str]:

@@ -156,5 +156,6 @@ def _of_others(below: set[str]) -> str:
 def _near(url: str) -> str:
     """The file or folder beside a missing one that has the most similar name."""
     folder, _, name = url.rstrip("/").rpartition("/")
-    found = get_close_matches(name, store.children(folder or ("/" if url.startswith("/") else ".")), n=1, cutoff=0.5)
+    there = {one.lower(): one for one in store.children(folder or ("/" if url.startswith("/") else "."))}
+    found = [there[one] for one in get_close_matches(name.lower(), there, n=1, cutoff=0.5)]
     return f"Did you mean {store.join(folder, found[0]) if '/' in url else found[0]}?" if found else ""

@@ -1,0 +1,69 @@
+"""Checks of what a run begins with: weights of others are looked at before any rank starts."""
+
+import json
+from pathlib import Path
+
+import commands
+import pytest
+import torch
+from launching import plan_of
+from safetensors.torch import load_file, save_file
+
+from dtrain.launcher import preflight
+
+
+def told(tmp_path: Path, *words: str) -> list[str]:
+    return [problem for problem in preflight.missing(plan_of(tmp_path / "out", *words)) if "init" in problem]
+
+
+def test_weights_of_others_are_refused_before_launch(tmp_path: Path) -> None:
+    save_file({"layer.weight": torch.zeros(2)}, tmp_path / "a.safetensors")
+    good = f"init={tmp_path}/a.safetensors"
+    assert told(tmp_path, good) == []
+    assert told(tmp_path, good, "init_names={'layer.*': 'body.*'}") == []
+    (fault,) = told(tmp_path, good, "init_names={'x.*': 'y.*'}")
+    assert "init_names: x.* matches no name there that an earlier line leaves" in fault
+    assert "layer.weight" in fault
+    (fault,) = told(tmp_path, f"init={tmp_path}/a.safetensor")
+    assert fault.endswith(f"nothing is there. Did you mean {tmp_path}/a.safetensors?")
+    (fault,) = told(tmp_path, good, "init_names=none.yaml")
+    assert "cannot read none.yaml" in fault
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed/zero_to_fp32.py").touch()
+    (fault,) = told(tmp_path, f"init={tmp_path}/deepspeed")
+    assert f"Type python {tmp_path}/deepspeed/zero_to_fp32.py" in fault
+
+
+def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:
+    attempt = tmp_path / "a/checkpoints/step-00000001/00000001-20260101T000000-0123abcd-0001"
+    attempt.mkdir(parents=True)
+    (attempt / "COMMIT.json").touch()
+    (fault,) = told(tmp_path, f"init={tmp_path}/a", "init_names={'x': 'y'}")
+    assert "is a run of dtrain, with the names of its own model. Leave it out." in fault
+
+
+@pytest.mark.campaign("documents")
+@pytest.mark.parametrize("words", [[], ["strategy=fsdp", "devices=2"]], ids=str)
+def test_a_run_begins_with_the_weights_bit_for_bit(words: list[str], tmp_path: Path) -> None:
+    """From a file, and from what was imported from it; neither is changed before the first step."""
+    small = [
+        "steps=1", "model.layers=1", "model.width=32", "model.heads=2", "data.sequence=16", "hook=[]", "logger=[]",
+        "evaluate.samples=8", "on_spike=rewind", "checkpoint.keep=null", *words,
+    ]  # fmt: skip
+    first = commands.run(*small, f"out={tmp_path}/first")
+    assert first.returncode == 0, first.stderr
+    commands.run("checkpoint", "export", f"out={tmp_path}/first", f"to={tmp_path}/hf")
+    expected = load_file(tmp_path / "hf/model.safetensors")
+    imported = commands.run("checkpoint", "import", f"{tmp_path}/hf", f"to={tmp_path}/imported")
+    assert imported.returncode == 0, imported.stderr
+    for name in ("hf", "imported"):
+        done = commands.run(*small, f"init={tmp_path}/{name}", f"out={tmp_path}/{name}-run", "seed=5")
+        assert done.returncode == 0, done.stderr
+        commands.run("checkpoint", "export", f"out={tmp_path}/{name}-run", f"to={tmp_path}/{name}-out", "step=0")
+        begun = load_file(tmp_path / f"{name}-out/model.safetensors")
+        assert begun.keys() == expected.keys()
+        assert all(torch.equal(tensor, begun[key]) for key, tensor in expected.items())
+    again = commands.run(*small, f"out={tmp_path}/imported")
+    assert again.returncode == 3
+    assert "holds weights that were imported" in again.stderr
+    assert json.loads((tmp_path / "hf-run/result.json").read_text())["status"] == "finished"

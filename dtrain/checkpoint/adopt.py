@@ -6,11 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dtrain.checkpoint.conversions import converted
 from dtrain.checkpoint.format import Entry
 from dtrain.checkpoint.load import tensor_of
 from dtrain.checkpoint.shards import ShardOverlap
@@ -40,6 +42,9 @@ def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict
             everywhere |= set(others)
             everywhere_tied |= theirs
     sources, faults = match(weights, everywhere, everywhere_tied, rules)
+    if faults and not rules:
+        weights = converted(weights, state.model)
+        sources, faults = match(weights, everywhere, everywhere_tied, rules)
     faults += unlike(weights, sources, wanted)
     check(source, mesh, faults)
     mesh.on_all(f"load {source}", lambda: fill(weights, sources, wanted))
@@ -166,6 +171,11 @@ def _strided(piece: Piece, kind: torch.dtype) -> Tensor:
 def _unpacked(piece: Piece, dtype: str) -> Piece:
     """Where the numbers of a piece lie, which is a file of torch.save in another file."""
     found = list(torchfile.tensors(piece.url, piece.begin, piece.packed).values())
-    if len(found) != 1 or found[0].dtype != dtype or found[0].shape != piece.shape:
+    wide = [size for size in piece.shape if size != 1]
+    if len(found) != 1 or found[0].dtype != dtype or [size for size in found[0].shape if size != 1] != wide:
         raise ForeignError.during("read", piece.url, "a shard in it is not as its metadata says")
-    return found[0].pieces[0]
+    inside = found[0].pieces[0]
+    steps = iter(step for size, step in zip(inside.shape, inside.stride, strict=True) if size != 1)
+    stride = tuple(1 if size == 1 else next(steps) for size in piece.shape)
+    rows = inside.stride == contiguous(inside.shape)
+    return replace(inside, shape=piece.shape, stride=contiguous(piece.shape) if rows else stride)

@@ -1,5 +1,6 @@
 """README and docs tell the truth: their commands and examples run, their words exist, the mistake is answered as shown."""
 
+import json
 import os
 import re
 import shlex
@@ -153,6 +154,7 @@ HELD = {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
     },
+    "importing.md": {"python -m dtrain init=": "test_weights_of_others_are_taken_in"},
     "own-loop.md": {"import time": "tests/test_api.py"},
     "own-parts.md": {
         "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",
@@ -231,6 +233,36 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
         small = ["data.sequence=16"] if "model=mlp" not in line else []
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
+
+
+@pytest.mark.campaign("documents")
+def test_weights_of_others_are_taken_in(tmp_path: Path) -> None:
+    """What they trained is a run of ours, under other names."""
+    from safetensors.torch import load_file, save_file
+
+    small = [
+        "model.layers=1",
+        "model.width=32",
+        "model.heads=2",
+        "data.sequence=16",
+        "evaluate.samples=8",
+        "steps=2",
+        "hook=[]",
+    ]
+    for words in ([*small, "out=first"], ["checkpoint", "export", "out=first", "to=whole"]):
+        assert commands.run(*words, cwd=tmp_path).returncode == 0
+    weights = load_file(tmp_path / "whole/model.safetensors")
+    (tmp_path / "runs/others").mkdir(parents=True)
+    theirs = {f"transformer.{name}": tensor for name, tensor in weights.items()}
+    save_file(theirs | {"extra.x": weights["norm.weight"].clone()}, tmp_path / "runs/others/model.safetensors")
+    for line in block("docs/importing.md", "python -m dtrain init=").splitlines():
+        words = shlex.split(line)[3:]
+        done = commands.run(*words, *(small if words[0] != "checkpoint" else []), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    losses = [
+        json.loads((tmp_path / f"runs/{name}/result.json").read_text())["loss"] for name in ("tuned", "tuned-too")
+    ]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.campaign("documents")

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -123,11 +122,14 @@ def test_damage_of_any_byte_is_one_error(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(3), "b": OrderedDict(c=torch.ones(2, 2).t())}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         data = archive.read("a/data.pkl")
-    assert pickletools.genops(data)
+    refused = 0
     for index in range(len(data)):
         for change in (0, 0xFF, data[index] ^ 1):
-            in_zip(tmp_path / "b.pt", data[:index] + bytes([change]) + data[index + 1 :])
+            with zipfile.ZipFile(tmp_path / "c.pt", "w") as new:
+                new.writestr("a/data.pkl", data[:index] + bytes([change]) + data[index + 1 :])
             try:
-                torchfile.tensors(str(tmp_path / "b.pt"))
+                torchfile.tensors(str(tmp_path / "c.pt"))
             except ForeignError as error:
+                refused += 1
                 assert len(str(error).splitlines()) == 1
+    assert refused > len(data)

@@ -111,6 +111,7 @@ def test_headers_are_read_without_torch(tmp_path: Path) -> None:
     assert done.stdout == "(4,)\n"
 
 
+@pytest.mark.campaign("documents")
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_of_lightning_is_read(tmp_path: Path) -> None:
     """Written by its own Trainer, with hyperparameters, callbacks and the state of an optimizer."""

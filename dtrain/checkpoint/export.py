@@ -1,8 +1,8 @@
-"""Exports a checkpoint as one file that other libraries read: Hugging Face's `model.safetensors`, with `config.json` if
-the model is one of theirs.
+"""Exports a checkpoint as files that other libraries read: Hugging Face's `model.safetensors`, or shards of it with
+their index, with `config.json` if the model is one of theirs.
 
-The file is assembled on the local disk, with one file of the checkpoint in memory at a time, and uploaded when it is
-complete.
+Each file is assembled on the local disk, with one file of the checkpoint in memory at a time, and uploaded when it is
+complete; the index comes last.
 """
 
 import json
@@ -25,14 +25,16 @@ from dtrain.checkpoint.load import parse_file, read_file, tensor_of
 from dtrain.errors import StoreError, WordsError
 from dtrain.storage import store
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KINDS = {str(dtype): dtype for dtype in NAMES}
 
 
-def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None) -> list[str]:
+def export(
+    url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None, shard: float = math.inf
+) -> list[str]:
     """Write the checkpoint at `url` to the folder `to`, and return the URLs of the files. `weights`: model or ema;
-    `dtype`: of DTYPES, None: as saved.
+    `dtype`: of DTYPES, None: as saved; `shard`: bytes of the tensors in a file, unless one is larger.
 
     A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError
     if the checkpoint has no average, StoreError if a file exists already or the storage fails, DamagedError if bytes
@@ -40,24 +42,51 @@ def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype:
     """
     chosen = _chosen(url, commit, weights)
     _check_sizes(url, commit)
-    for name in (WEIGHTS, CONFIG):
+    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
+    shapes = {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
+    sizes = {name: math.prod(shapes[name]) * kinds[name].itemsize for name in chosen}
+    files = _files(sizes, shard)
+    for name in (WEIGHTS, CONFIG, INDEX, *files):
         if store.exists(store.join(to, name)):
             raise StoreError.during(
                 "write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it."
             )
-    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
-    shapes = {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
-    folder = store.scratch("export")
+    folder, written = store.scratch("export"), [*_config(commit, to, dtype)]
     try:
-        with _laid_out(folder / WEIGHTS, kinds, shapes) as targets:
-            _fill(url, commit, {source: targets[name] for name, source in chosen.items()})
-        return [*_config(commit, to, dtype), _publish(folder / WEIGHTS, store.join(to, WEIGHTS))]
+        for file, names in files.items():
+            with _laid_out(folder / file, {name: kinds[name] for name in names}, shapes) as targets:
+                _fill(url, commit, {chosen[name]: targets[name] for name in names})
+            written.append(_publish(folder / file, store.join(to, file)))
+            (folder / file).unlink()
+        return [*written, _index(to, files, sizes)] if len(files) > 1 else written
     except OSError as error:
         raise StoreError.during(
             "write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room."
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(sizes: Mapping[str, int], shard: float) -> dict[str, list[str]]:
+    """The names of the tensors in each file, in the order of the model."""
+    groups, room = list[list[str]](), -1.0
+    for name, size in sizes.items():
+        if size > room or not groups:
+            groups.append([])
+            room = shard
+        groups[-1].append(name)
+        room -= size
+    if len(groups) < 2:
+        return {WEIGHTS: list(sizes)}
+    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
+
+
+def _index(to: str, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> str:
+    """Write the index, by which readers find the file of a tensor."""
+    places = {name: file for file, names in files.items() for name in names}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+    store.publish(store.join(to, INDEX), json.dumps(index, indent=2).encode())
+    return store.join(to, INDEX)
 
 
 def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:

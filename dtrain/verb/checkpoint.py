@@ -4,6 +4,7 @@
     dtrain checkpoint ls out=runs/a                     every attempt to save: valid, damaged or never committed
     dtrain checkpoint verify out=s3://bucket/run        reads every byte; exit code 1 if one is damaged
     dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
+                                                        [shard=5GB]: in files of at most so many bytes, with an index
     dtrain checkpoint import hf://gpt2 to=runs/gpt2     weights of others, for init=runs/gpt2 [names=<table>]
 
 `out` is a run, a step's folder or one attempt. No code in a checkpoint is run.
@@ -11,12 +12,14 @@
 
 import datetime
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import yaml
 
 from dtrain.compose import run_at, value_of
+from dtrain.config.constraints import BYTES
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.predict.report import size
@@ -27,8 +30,9 @@ from dtrain.weights import SIZES, plain
 if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt
 
-TAKES = {"ls": ("out", "step"), "verify": ("out", "step"), "export": ("out", "step", "to", "weights", "dtype")}
+TAKES = {"ls": ("out", "step"), "verify": ("out", "step"), "export": ("out", "step", "to", "weights", "dtype", "shard")}
 UNREAD = "valid: the commit and the sizes of its files are right. dtrain checkpoint verify reads the bytes too."
+SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]i?B|B)?")
 CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
 
 
@@ -81,6 +85,8 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     ]
     if not options.get("step", "0").isdecimal():
         problems.append(f"step={options['step']}: a step is a number. Type step=100.")
+    if _bytes(options.get("shard", "1B")) is None:
+        problems.append(f"shard={options['shard']}: it is no size. Type shard=5GB.")
     problems += [
         f"{name}=: it is empty. Type {name}=<a folder or URL>."
         for name in ("out", "to")
@@ -121,6 +127,12 @@ def _import(words: Sequence[str]) -> int:
     return 0
 
 
+def _bytes(text: str) -> float | None:
+    """The size that a text such as 5GB says; None if it is none, or zero."""
+    match = SIZE.fullmatch(text)
+    return float(match[1]) * BYTES[match[2] or "B"] or None if match else None
+
+
 def _verify(attempts: Sequence["Attempt"]) -> int:
     """Verify every byte; exit code 1, with the damaged files named, if a checkpoint is damaged."""
     from dtrain.checkpoint import survey
@@ -152,7 +164,10 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             continue
         weights, dtype = options.get("weights", "model"), options.get("dtype")
         try:
-            written = export(attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype)
+            written = export(
+                attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype,
+                shard=_bytes(options.get("shard", "")) or math.inf,
+            )  # fmt: skip
         except DamagedError as error:
             faults.append(str(error))
             continue

@@ -1,11 +1,12 @@
 """The file that an export writes."""
 
+import math
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from dtrain.checkpoint.export import _laid_out
+from dtrain.checkpoint.export import _files, _laid_out
 
 TENSORS = {
     "a.mask": torch.tensor([1, 0, 1], dtype=torch.uint8),
@@ -14,6 +15,14 @@ TENSORS = {
     "d.steps": torch.tensor(2**40),
     "e.none": torch.zeros(0, 4),
 }
+
+
+def test_tensors_are_put_into_files_in_their_order() -> None:
+    sizes = {"a": 4, "b": 4, "c": 9, "d": 1, "e": 4}
+    assert _files(sizes, math.inf) == {"model.safetensors": [*sizes]}
+    assert [*_files(sizes, 8).values()] == [["a", "b"], ["c"], ["d", "e"]]
+    assert [*_files(sizes, 1)][-1] == "model-00005-of-00005.safetensors"
+    assert _files({}, 1) == {"model.safetensors": []}
 
 
 def test_tensors_of_all_sizes_are_aligned_in_one_file(tmp_path: Path) -> None:

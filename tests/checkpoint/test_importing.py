@@ -35,6 +35,12 @@ def test_what_was_imported_is_exported_bit_for_bit_for_transformers(
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
     tokens = torch.arange(7)[None]
     assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert main(["checkpoint", "export", f"out={tmp_path}/run", f"to={tmp_path}/shards", "shard=12KB"]) == 0
+    assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) >= 4
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "shards").eval()
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert main(["checkpoint", "import", f"{tmp_path}/shards", f"to={tmp_path}/again"]) == 0
+    assert main(["checkpoint", "export", f"out={tmp_path}/run", f"to={tmp_path}/shards", "shard=1GB"]) == 3
 
 
 def test_large_tensors_are_cut_and_shared_ones_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

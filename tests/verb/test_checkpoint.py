@@ -322,6 +322,24 @@ def save_here(out: str) -> dict[str, Any]:
         return save(mesh, out, PARTS["model"])
 
 
+def test_shards_hold_what_one_file_does(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("one", []), ("shards", ["shard=1KB"])):
+        assert main(["checkpoint", "export", f"out={out}", f"to={tmp_path}/{name}", *words]) == 0
+    files = sorted((tmp_path / "shards").glob("*.safetensors"))
+    index = json.loads((tmp_path / "shards/model.safetensors.index.json").read_text())
+    assert len(files) > 2
+    assert {*index["weight_map"].values()} == {file.name for file in files}
+    whole, parts = load_file(tmp_path / "one/model.safetensors"), dict[str, Tensor]()
+    for file in files:
+        parts |= load_file(file)
+    assert parts.keys() == whole.keys() == index["weight_map"].keys()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    capsys.readouterr()
+    assert main(["checkpoint", "export", f"out={out}", f"to={tmp_path}/no", "shard=many"]) == 2
+    assert capsys.readouterr().err == "dtrain: shard=many: it is no size. Type shard=5GB.\n"
+
+
 def test_object_storage_is_as_good(s3: str, tmp_path: Path) -> None:
     answer = ranks(1, on_storage, f"{s3}/verb", str(tmp_path))[0]
     assert answer["codes"] == [0, 0, 0, 3]

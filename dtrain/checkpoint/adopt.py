@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from dtrain.checkpoint.load import tensor_of
 from dtrain.checkpoint.shards import ShardOverlap
 from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
+from dtrain.mesh.sharding import local
 from dtrain.storage import store
-from dtrain.weights import ForeignError, Piece, Weights, contiguous, names, place, torchfile
+from dtrain.weights import ForeignError, Piece, Weights, contiguous, names, place, plain, torchfile
 
 STREAMS = 2
 """Pieces that a rank reads at a time; each is in memory beside the model."""
@@ -41,35 +42,57 @@ def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict
         for others, theirs in mesh.gather((list(wanted), tied)):
             everywhere |= set(others)
             everywhere_tied |= theirs
-    sources, faults = match(weights, everywhere, everywhere_tied, rules)
-    if faults and not rules:
+    matched = match(weights, everywhere, everywhere_tied, rules)
+    if matched.faults and not rules:
         weights = converted(weights, state.model)
-        sources, faults = match(weights, everywhere, everywhere_tied, rules)
-    faults += unlike(weights, sources, wanted)
-    check(source, mesh, faults)
-    mesh.on_all(f"load {source}", lambda: fill(weights, sources, wanted))
+        matched = match(weights, everywhere, everywhere_tied, rules)
+    check(source, mesh, [*matched.faults, *unlike(weights, matched.sources, wanted)], matched.hint)
+    check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
+    mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted))
     if state.ema:
         state.ema.begin()
     return {"step": 0, "url": source, "facts": {"step": 0, "optim": {}}}
 
 
-def match(
-    weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table
-) -> tuple[dict[str, str], list[str]]:
-    """(name in the model -> name in the checkpoint, what is missing and left over). `tied`: further name of a shared
-    tensor -> its first; the checkpoint may have it under any of them.
+class Match(NamedTuple):
+    """`sources`: name in the model -> name in the checkpoint; `faults`: names that are missing and left over, and
+    `hint` what to type; `twins`: name in the model -> both names that the checkpoint has for a tied tensor.
+    """
+
+    sources: dict[str, str]
+    faults: list[str]
+    hint: str
+    twins: dict[str, tuple[str, str]]
+
+
+def match(weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table) -> Match:
+    """Find each tensor of the model. `tied`: further name of a shared tensor -> its first; the checkpoint may have it
+    under any of them.
     """
     theirs, faults = names.renamed(weights.tensors, rules)
     theirs = names.without_prefix(theirs, {*wanted, *tied})
-    sources = {name: theirs[name] for name in wanted if name in theirs}
+    sources, twins = {name: theirs[name] for name in wanted if name in theirs}, dict[str, tuple[str, str]]()
     for further, first in tied.items():
         if further in theirs and first in wanted:
-            sources.setdefault(first, theirs[further])
+            one = sources.setdefault(first, theirs[further])
+            if weights.tensors[one] != weights.tensors[theirs[further]]:
+                twins[first] = one, theirs[further]
     missing, left = set(wanted) - set(sources), set(theirs) - set(wanted) - set(tied)
     faults += [*names.listed("missing", missing), *names.listed("left over", {theirs[name] for name in left})]
-    if missing or left:
-        faults.append(names.hint(missing, {theirs[name] for name in left}))
-    return sources, faults
+    hint = names.hint(missing, {theirs[name] for name in left}) if missing or left else ""
+    return Match(sources, faults, hint, twins)
+
+
+def untied(weights: Weights, twins: Mapping[str, tuple[str, str]], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that the model ties and the checkpoint has twice, with other numbers in this rank's part."""
+    faults = list[str]()
+    for name in twins.keys() & wanted.keys():
+        parts = [wanted[name].detach().clone() for _ in twins[name]]
+        for source, part in zip(twins[name], parts, strict=True):
+            fill(weights, {name: source}, {name: part})
+        if not torch.equal(*map(local, parts)):
+            faults.append(" and ".join(map(plain, twins[name])))
+    return names.listed("tied here and different there", faults)
 
 
 def unlike(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor]) -> list[str]:
@@ -86,10 +109,10 @@ def unlike(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Te
     return [*names.listed("of another shape", shapes), *names.listed("of another type", dtypes)]
 
 
-def check(source: str, mesh: Mesh, faults: list[str]) -> None:
+def check(source: str, mesh: Mesh, faults: list[str], hint: str) -> None:
     """Raises ForeignError on all ranks with the faults of all."""
     if every := list(dict.fromkeys(itertools.chain.from_iterable(mesh.gather(faults)))):
-        raise ForeignError.during("load", source, f"its weights are not those of the model. {'; '.join(every)}")
+        raise ForeignError.during("load", source, f"its weights are not those of the model. {'; '.join(every)}", hint)
 
 
 def _opened(source: str, mesh: Mesh, table: Any) -> tuple[Weights, names.Table]:

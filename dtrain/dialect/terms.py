@@ -51,7 +51,7 @@ NO_ACTIVATION_OFFLOAD = lacking("there is no activation offload. Type remat=full
 NO_PROFILER = lacking("there is no profiler during training. Leave it out.")
 NO_TPU = lacking("dtrain does not run on TPUs. Leave it out.")
 OFFLOAD = turns_on({"strategy.offload": "cpu"})
-OWN_CHECKPOINT = lacking("a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only.")
+OWN_CHECKPOINT = lacking("a run resumes from its own checkpoint. Type init=<the checkpoint> to load weights only.")
 REMAT = turns_on({"remat": "full"})
 SEQUENCE = to("data.sequence", count, "together with data=..., which you must type", command=True)
 TENSORBOARD = switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]}))

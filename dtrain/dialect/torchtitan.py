@@ -304,7 +304,9 @@ KEYS: Mapping[str, Any] = {
         "async_mode": chosen(
             {"disabled": says({"checkpoint.mode": "blocking"})}, says({"checkpoint.mode": "background"})
         ),
-        "initial_load_path": lacking("initial weights come from a dtrain run. Type init=<its out>."),
+        "initial_load_path": lacking(
+            "its names may not be those of the model here. Type init=<that path>, and init_names."
+        ),
         "load_step": chosen(
             {-1: unneeded("the newest, as here")},
             refused(

@@ -263,7 +263,10 @@ def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
     """Whether steps are left after the checkpoint, and its position is one of this run. The ranks compare the rest."""
     fork = f"fork={cut(url, LONGEST)}"
     if newest is None:
-        yield f"{fork}: there is no committed checkpoint."
+        yield (
+            f"{fork}: there is no committed checkpoint."
+            + f" Type init={cut(url, LONGEST)} for weights of others." * (not place.is_ours(url))
+        )
         return
     for key, last in ("steps", plan.steps), ("stop_after", plan.stop_after):
         if last is not None and last <= newest.step:

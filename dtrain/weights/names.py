@@ -114,10 +114,10 @@ def listed(what: str, names: Collection[str]) -> list[str]:
 def hint(missing: Collection[str], left: Collection[str]) -> str:
     """A table to type: for the first name that is missing the one left over that is most like it, or null."""
     if not missing:
-        return f"type init_names={{'{plain(min(left))}': null, ...}} for what the model does not need"
+        return f"Type init_names={{'{plain(min(left))}': null, ...}} for what the model does not need"
     name, near = min(missing), nearest(min(missing), left)
     theirs = plain(near.removeprefix(" Did you mean ").rstrip("?")) if "Did you mean" in near else "<its name there>"
-    return f"type init_names={{'{theirs}': '{name}', ...}}, or the URL of a YAML file with such lines"
+    return f"Type init_names={{'{theirs}': '{name}', ...}}, or the URL of a YAML file with such lines"
 
 
 def _parsed(where: str, given: str) -> Any:

@@ -160,6 +160,16 @@ def test_a_tied_weight_may_have_either_name(tmp_path: Path) -> None:
         equal(on_mesh(lambda mesh, file=file: filled(mesh, str(file), tied=True), dp_shard=2), expected)
 
 
+def test_weights_that_are_tied_here_and_differ_there_are_told(tmp_path: Path) -> None:
+    apart = trained(tied=False)
+    save_file(apart, tmp_path / "a.safetensors")
+    with pytest.raises(RankFailed, match=r"tied here and different there \(1\): embed.weight and head.weight"):
+        on_mesh(lambda mesh: filled(mesh, str(tmp_path / "a.safetensors"), tied=True), dp_shard=2)
+    save_file(apart | {"head.weight": apart["embed.weight"].clone()}, tmp_path / "b.safetensors")
+    expected = apart | {"head.weight": apart["embed.weight"]}
+    equal(on_mesh(lambda mesh: filled(mesh, str(tmp_path / "b.safetensors"), tied=True), dp_shard=2), expected)
+
+
 def test_names_are_mapped_and_a_common_prefix_needs_no_table(tmp_path: Path) -> None:
     expected = trained(tied=False)
     save_file({f"module.net.{name}": tensor for name, tensor in expected.items()}, tmp_path / "a.safetensors")
@@ -170,7 +180,7 @@ def test_names_are_mapped_and_a_common_prefix_needs_no_table(tmp_path: Path) -> 
     table.write_text("h.*: blocks.*\nema.*: null\n")
     equal([filled_alone(str(tmp_path / "b.safetensors"), str(table))], expected)
     with pytest.raises(
-        RankFailed, match=r"missing \(\d+\): blocks.0.* and \d+ more; left over \(\d+\): ema.x, h.0.* type init_names"
+        RankFailed, match=r"missing \(\d+\): blocks.0.* and \d+ more; left over \(\d+\): ema.x, h.0.* Type init_names"
     ):
         filled_alone(str(tmp_path / "b.safetensors"))
 

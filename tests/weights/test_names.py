@@ -62,8 +62,8 @@ def test_lists_have_three_names_and_the_count() -> None:
     assert names.listed("missing", [f"n{n}" for n in range(9)]) == ["missing (9): n0, n1, n2 and 6 more"]
     assert names.listed("missing", []) == []
     assert names.hint({"h.0.norm.weight"}, {"x.0.norm.weight", "q"}).startswith(
-        "type init_names={'x.0.norm.weight': 'h.0.norm.weight', ...}"
+        "Type init_names={'x.0.norm.weight': 'h.0.norm.weight', ...}"
     )
     assert "'<its name there>': 'h'" in names.hint({"h"}, {"zzz"})
-    assert names.hint((), {"b", "a"}) == "type init_names={'a': null, ...} for what the model does not need"
+    assert names.hint((), {"b", "a"}) == "Type init_names={'a': null, ...} for what the model does not need"
     assert names.listed("x", ["a\x1b[2Jb\n"]) == ["x (1): a?[2Jb?"]

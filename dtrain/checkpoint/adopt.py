@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 from dtrain.storage import store
+from dtrain.storage.disk import a_file
+from dtrain.storage.patience import on_disk
 from dtrain.weights import ForeignError, Piece, Weights, contiguous, names, place, plain, torchfile
 
 STREAMS = 2
@@ -142,10 +145,41 @@ def _copy(overlap: ShardOverlap, number: int, dtype: str) -> Callable[[], None]:
     piece, theirs, ours = overlap.overlaps[number]
 
     def copy() -> None:
+        target = overlap.memory[ours]
         with torch.no_grad():
-            overlap.memory[ours].copy_(read(piece["piece"], dtype, theirs))
+            if not _read_into(target, piece["piece"], dtype, theirs):
+                target.copy_(read(piece["piece"], dtype, theirs))
 
     return copy
+
+
+def _read_into(target: Tensor, piece: Piece, dtype: str, box: tuple[slice, ...]) -> bool:
+    """Read one run of a local file into the memory of `target` itself; whether that is possible."""
+    plain_rows = not piece.packed and piece.stride == contiguous(piece.shape) and store.is_local(piece.url)
+    alike = target.is_cpu and target.is_contiguous() and target.dtype == getattr(torch, dtype) and target.numel() > 0
+    if not plain_rows or not alike:
+        return False
+    begins, count, _ = _rows(piece, box, target.dtype.itemsize)
+    if len(begins) > 1:
+        return False
+    memory = target.view(-1).view(torch.uint8).numpy().data
+    if read_into(piece.url, begins[0], memory) != count:
+        raise ForeignError.during("read", piece.url, "it is cut off")
+    return True
+
+
+def read_into(url: str, begin: int, target: memoryview) -> int:
+    """Fill `target` with the bytes of a local file from `begin` on; returns how many there were. Raises StoreError."""
+
+    def fill_memory(path: Path) -> int:
+        with a_file(path).open("rb", buffering=0) as file:
+            file.seek(begin)
+            done = 0
+            while done < len(target) and (count := file.readinto(target[done:])):  # at most 2 GiB at a time
+                done += count
+            return done
+
+    return on_disk("read", url, fill_memory)
 
 
 def read(piece: Piece, dtype: str, box: tuple[slice, ...]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from dtrain.build import build
+from dtrain.checkpoint import adopt as adopting
 from dtrain.checkpoint.adopt import adopt, fill, read
 from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
@@ -122,13 +123,17 @@ def test_a_rank_reads_little_more_than_its_shards(kind: str, tmp_path: Path) -> 
     large = {"tied": False, "vocab": 512, "width": 256, "hidden": 512}
 
     def count(mesh: Mesh) -> int:
-        sizes, parts = list[int](), store.parts
+        sizes, parts, read_into = list[int](), store.parts, adopting.read_into
 
         def counted(url: str, begins: Sequence[int], size: int) -> list[bytes]:
             sizes.append(len(begins) * size)
             return parts(url, begins, size)
 
-        with mock.patch.object(store, "parts", counted):
+        def into(url: str, begin: int, target: memoryview) -> int:
+            sizes.append(len(target))
+            return read_into(url, begin, target)
+
+        with mock.patch.object(store, "parts", counted), mock.patch.object(adopting, "read_into", into):
             filled(mesh, str(tmp_path), **large)
         return sum(sizes)
 
@@ -214,6 +219,15 @@ def test_pieces_that_leave_a_hole_are_refused(saved: Callable[[str], str]) -> No
     holed = replace(weights, tensors={**weights.tensors, name: replace(stored, pieces=stored.pieces[1:])})
     with pytest.raises(ForeignError, match=f"its pieces do not cover {name} exactly once"):
         fill(holed, {name: name}, {name: torch.zeros(stored.shape)})
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path: Path) -> None:
+    save_file({"x": torch.randn(50, 2)}, tmp_path / "a.safetensors")
+    weights = place.open_at(str(tmp_path / "a.safetensors"))
+    (tmp_path / "a.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-8])
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(ForeignError, match="it is cut off"):
+            fill(weights, {"x": "x"}, {"x": torch.zeros(50, 2, dtype=dtype)})
 
 
 def test_a_ranged_read_gives_the_box_of_any_tensor(tmp_path: Path) -> None:

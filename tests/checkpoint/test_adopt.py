@@ -70,6 +70,13 @@ KINDS: dict[str, Callable[[Path, dict[str, Tensor]], Any]] = {
     "sharded": shards,
     "bin": lambda folder, tensors: torch.save(tensors, folder / "pytorch_model.bin"),
     "dcp": save_dcp,
+    "ckpt": lambda folder, tensors: torch.save(
+        {
+            "state_dict": {f"net.{name}": tensor for name, tensor in tensors.items()},
+            "optimizer_states": [{"state": {}}],
+        },
+        folder / "last.ckpt",
+    ),
 }
 
 
@@ -104,7 +111,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     def folder(kind: str) -> str:
         made: Path = tmp_path_factory.mktemp(kind)
         KINDS[kind](made, trained(tied=False))
-        return str(made)
+        return str(next(made.glob("*.ckpt"), made))
 
     return folder
 
@@ -118,7 +125,7 @@ def test_every_kind_fills_every_mesh_bit_for_bit(
     equal(on_mesh(lambda mesh: filled(mesh, source, tied=False), **degrees), trained(tied=False))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ckpt"])
 def test_a_rank_reads_little_more_than_its_shards(kind: str, tmp_path: Path) -> None:
     large = {"tied": False, "vocab": 512, "width": 256, "hidden": 512}
 

@@ -21,7 +21,8 @@ from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
-from dtrain.weights import names, place, plain
+from dtrain.weights import names, plain
+from dtrain.weights.place import is_ours, open_at
 
 FEWEST_FILES, TASKS = 32, 16
 """Open files of a single rank, and its threads beside those that compute."""
@@ -240,7 +241,7 @@ def _source(plan: Plan) -> Iterable[str]:
     try:
         if any(one.is_committed for one in attempts.listed(plan.out)):
             return  # it goes on from its own
-        if key == "init" and not place.is_ours(url):
+        if key == "init" and not is_ours(url):
             yield from _foreign(plan, url)
         elif not store.children(url):
             yield f"{key}={cut(url, LONGEST)}: nothing is there."
@@ -254,7 +255,7 @@ def _source(plan: Plan) -> Iterable[str]:
 
 def _foreign(plan: Plan, url: str) -> Iterable[str]:
     """Faults that the headers of a checkpoint of others show, and its table of names, before the model is there."""
-    rules, weights = names.table(plan.init_names), place.open_at(url)
+    rules, weights = names.table(plan.init_names), open_at(url)
     for fault in names.renamed(weights.tensors, rules)[1]:
         yield f"init_names: {fault}. {url} has {', '.join(map(plain, list(weights.tensors)[:3]))} and others."
 
@@ -265,7 +266,7 @@ def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
     if newest is None:
         yield (
             f"{fork}: there is no committed checkpoint."
-            + f" Type init={cut(url, LONGEST)} for weights of others." * (not place.is_ours(url))
+            + f" Type init={cut(url, LONGEST)} for weights of others." * (not is_ours(url))
         )
         return
     for key, last in ("steps", plan.steps), ("stop_after", plan.stop_after):

@@ -14,7 +14,7 @@ from dtrain import secrets
 from dtrain.compose import here
 from dtrain.config import constraints, files, grammar
 from dtrain.config.elsewhere import OURS
-from dtrain.config.facts import about
+from dtrain.config.facts import SHARED, about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED
 from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut, typed_at
@@ -286,7 +286,7 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
             f"{label}: {path} holds other words. Type "
             f"{', '.join(f'{path}.{name}=<value>' for name in names) or f'{group}=[{choice}]'}."
         )
-    elif rest[0] == "_target_":
+    elif rest[0] == "_target_" or (len(rest) == 1 and rest[0] in SHARED.get(group, ())):
         return  # replacing the target of a word is intended
     elif rest[0] not in names:
         yield f"{label}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"

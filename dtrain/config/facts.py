@@ -30,6 +30,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "optim": {
         "state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "number >= 0", "fused": "bool",
     },
+    "adapter": {"trains": ["all", "adapter"]},
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
     "compile": {"keeps": _KEEPS},
     "backend": {"device": ["cpu", "cuda"], "started_by": "list of text"},
@@ -58,6 +59,10 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Group -> fact -> allowed values, in the syntax of dtrain/config/constraints.py."""
+SHARED: Mapping[str, Mapping[str, Any]] = {"model": {"freeze": "list of text"}}
+"""Group -> argument that every part of it takes, also one of the user's own, because dtrain acts on it -> its allowed
+values.
+"""
 OF_ALL: Mapping[str, Any] = {"allowed": "mapping", "calls": "list of text", "figures": "mapping"}
 """Facts of a part of any group."""
 EACH: Mapping[str, Any] = {

@@ -13,6 +13,7 @@ from dtrain.data.stream import Stream, as_source
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
 from dtrain.model import construct
+from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
 from dtrain.objective import Objective
 from dtrain.optim import Optimizer
@@ -73,6 +74,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     objective: Objective = build(plan.objective, Objective)
     source = as_source(build(plan.data))
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+    check_rates(model, plan.optim.get("lr_of") or {})
     parameters = sum(parameter.numel() for parameter in model.parameters())
     forward = parallelize(
         model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,

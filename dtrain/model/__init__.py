@@ -20,6 +20,7 @@ from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import split_like
+from dtrain.model.patterns import freeze
 from dtrain.planned import Part
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -111,7 +112,7 @@ class PassThrough(nn.Module):
 
 def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     """The model of the plan; arguments with the value `auto` are taken from the `facts` of the data. On the meta device
-    if it can be filled by name, else on the CPU, seeded.
+    if it can be filled by name, else on the CPU, seeded. Parameters that its `freeze` selects are not trained.
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
@@ -122,6 +123,21 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
     _check_sizes(part, facts)
     target = locate(str(part["_target_"]))
+    patterns: Sequence[str] = () if takes_freeze(target) else part.pop("freeze", None) or ()
+    model = _constructed(part, target, facts=facts, seed=seed)
+    freeze(model, patterns)
+    return model
+
+
+def takes_freeze(target: Any) -> bool:
+    """Whether a model has an argument `freeze` of its own."""
+    try:
+        return "freeze" in inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _constructed(part: Part, target: Any, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     if inspect.isclass(target) and issubclass(target, InitByName):
         with torch.device("meta"):
             model = _module(build(part))

@@ -1,6 +1,6 @@
 """How weights move. Every word builds a torch optimizer over the model's parameters, in groups that say what decays."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -23,14 +23,34 @@ class Optimizer(Protocol):
     def register_step_post_hook(self, hook: Callable[..., None]) -> Any: ...
 
 
-def groups(parameters: Iterable[nn.Parameter], *, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms, biases and other vectors do not."""
+def groups(
+    parameters: Iterable[nn.Parameter], *, weight_decay: float, rates: Mapping[int, float] | None = None
+) -> list[dict[str, Any]]:
+    """Matrices decay; norms, biases and other vectors do not. `rates`: id of a parameter -> a learning rate of its
+    own. A stage of a pipeline on which nothing is trained has one group without parameters.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     both = [
         {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": weight_decay},
         {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
-    return [group for group in both if group["params"]]
+    return by_rate([group for group in both if group["params"]] or both[:1], rates or {})
+
+
+def by_rate(groups: Iterable[dict[str, Any]], rates: Mapping[int, float]) -> list[dict[str, Any]]:
+    """Split groups, so that all parameters of one have the same learning rate."""
+    if not rates:
+        return [*groups]
+    parts = list[dict[str, Any]]()
+    for group in groups:
+        own: dict[float | None, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            own.setdefault(rates.get(id(parameter)), []).append(parameter)
+        parts += [
+            {**group, "params": some} | ({} if rate is None else {"lr": rate})
+            for rate, some in (own or {None: []}).items()
+        ]
+    return parts
 
 
 def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> Optimizer:

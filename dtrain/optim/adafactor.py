@@ -5,7 +5,7 @@ all-reduces a step for each axis that splits them, and nothing waits for the dev
 the weights are in.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,22 +13,32 @@ from torch import Tensor, nn
 
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import like, local, sum_pieces
+from dtrain.model.patterns import rates
 from dtrain.optim import ByGroup, groups
 
 LEAST_RMS = 1e-3
 """A weight whose root mean square is smaller moves as if it had this one (eps2 of the paper)."""
 
 
-def build(*, model: nn.Module, lr: float, beta2_decay: float, d: float, weight_decay: float) -> torch.optim.Optimizer:
-    """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update. Raises
-    WordsError for complex weights.
+def build(
+    *,
+    model: nn.Module,
+    lr: float,
+    beta2_decay: float,
+    d: float,
+    weight_decay: float,
+    lr_of: Mapping[str, float] | None = None,
+) -> torch.optim.Optimizer:
+    """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update;
+    `lr_of`: pattern of names -> lr. Raises WordsError for complex weights.
     """
     odd = next((name for name, p in model.named_parameters() if p.is_complex() and p.requires_grad), None)
     if odd:
         raise WordsError(
             f"optim=adafactor: {odd} holds complex numbers, which have no row and column means. Type optim=adamw."
         )
-    return Adafactor(groups(model.parameters(), weight_decay=weight_decay), lr=lr, beta2_decay=beta2_decay, d=d)
+    parts = groups(model.parameters(), weight_decay=weight_decay, rates=rates(model, lr_of or {}))
+    return Adafactor(parts, lr=lr, beta2_decay=beta2_decay, d=d)
 
 
 class Adafactor(ByGroup):

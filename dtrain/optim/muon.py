@@ -6,7 +6,7 @@ within ten steps, so no two meshes would agree; and it takes matrices one by one
 the iteration together, in fp32 unless a GPU computes in bfloat16 anyway, and sharded ones are gathered for it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import local, region, whole
 from dtrain.model import PassThrough
-from dtrain.optim import ByGroup, Optimizer, OptimizerGroup, elementwise, groups
+from dtrain.model.patterns import rates
+from dtrain.optim import ByGroup, Optimizer, OptimizerGroup, by_rate, elementwise, groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""
@@ -33,20 +34,22 @@ def build(
     betas: Sequence[float],
     eps: float,
     products: str = "fp32",
+    lr_of: Mapping[str, float] | None = None,
 ) -> OptimizerGroup:
-    """`products`: the type in which the iteration multiplies, fp32 or bf16. Raises WordsError when the model has no
-    hidden matrix; a stage of a pipeline may have none.
+    """`products`: the type in which the iteration multiplies, fp32 or bf16; `lr_of`: pattern of names -> lr. Raises
+    WordsError when the model has no hidden matrix; a stage of a pipeline may have none.
     """
     matrices = hidden_matrices(model)
     if not matrices and not any(isinstance(module, PassThrough) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
-    chosen = set(map(id, matrices))
+    own, chosen = rates(model, lr_of or {}), set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     parts: list[Optimizer] = []
     if matrices:
-        parts.append(Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products]))
-    others = groups(rest, weight_decay=weight_decay)
-    if others:
+        both = by_rate([{"params": matrices}], own)
+        parts.append(Muon(both, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products]))
+    others = groups(rest, weight_decay=weight_decay, rates=own)
+    if others[0]["params"] or not matrices:
         options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": tuple(map(float, betas)), "eps": eps}
         parts.append(elementwise(torch.optim.AdamW, others, **options))
     return OptimizerGroup(*parts)
@@ -68,7 +71,7 @@ class Muon(ByGroup):
     momentum.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, products: torch.dtype, **options: float) -> None:
+    def __init__(self, parameters: Iterable[dict[str, Any]], *, products: torch.dtype, **options: float) -> None:
         """`options`: lr, momentum and weight_decay of every group."""
         self._products = products
         super().__init__(parameters, options)

@@ -1,16 +1,26 @@
 """Stochastic gradient descent with momentum."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from dtrain.model.patterns import rates
 from dtrain.optim import Optimizer, elementwise, groups, inner
 
 
-def build(*, model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> Optimizer:
-    """`weight_decay` is added to the gradient of matrices."""
-    parts = groups(model.parameters(), weight_decay=weight_decay)
+def build(
+    *,
+    model: nn.Module,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    lr_of: Mapping[str, float] | None = None,
+) -> Optimizer:
+    """`weight_decay` is added to the gradient of matrices. `lr_of`: pattern of names -> lr."""
+    parts = groups(model.parameters(), weight_decay=weight_decay, rates=rates(model, lr_of or {}))
     optimizer = elementwise(torch.optim.SGD, parts, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0)
     if momentum:
         for part in inner(optimizer):

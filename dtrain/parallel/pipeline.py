@@ -41,6 +41,8 @@ class Stage(nn.Module):
             out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
         if isinstance(out, DTensor):  # logits split over the vocabulary
             self._split, out = (out.device_mesh, out.placements, out.shape, out.stride()), out.to_local()
+        if torch.is_grad_enabled() and out.is_floating_point() and not out.requires_grad:
+            out = out.detach().requires_grad_()  # nothing up to here is trained; schedules want a gradient to pass on
         if out._is_view() or not out.is_contiguous():  # schedules detach it in place, and send its memory as it lies
             return out.clone(memory_format=torch.contiguous_format)
         return out

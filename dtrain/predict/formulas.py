@@ -46,6 +46,8 @@ def shapes(plan: Plan) -> Shapes | None:
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
     task = fact(plan.objective, "task")
     tokens = plan.data.get("sequence") if task == "next_token" else 1
+    if plan.model.get("freeze"):  # what is kept for a backward depends on where it ends
+        return None
     if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
         return None
     run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, task)

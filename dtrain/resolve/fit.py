@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config import constraints
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
@@ -177,10 +178,15 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
 
 
 def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the type of an optimizer's matrix products: on a GPU that of the model; on the CPU fp32, as 16-bit types
-    are slower there and their results depend on the mesh.
+    """Check the learning rates by pattern. Choose the type of an optimizer's matrix products: on a GPU that of the
+    model; on the CPU fp32, as 16-bit types are slower there and their results depend on the mesh.
     """
     part = dict(config.optim)
+    for pattern, rate in (part.get("lr_of") or {}).items() if about(part).get("allowed", {}).get("lr_of") else ():
+        if not constraints.fits(rate, "number >= 0"):
+            raise WordsError(
+                f"optim.lr_of: the lr of {pattern} is {rate}, not a number >= 0. Type optim.lr_of={{{pattern}: 1e-4}}."
+            )
     if part.get("products") == "auto":
         word, reason = "fp32", "on the CPU"
         if draft["device"] == "cuda":

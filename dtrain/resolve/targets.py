@@ -3,13 +3,13 @@ and the values that its annotations declare.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dtrain import secrets
 from dtrain.cluster import Cluster
 from dtrain.config import constraints
-from dtrain.config.facts import about
+from dtrain.config.facts import SHARED, about
 from dtrain.config.schema import GROUPS, Config
 from dtrain.errors import nearest
 from dtrain.resolve import trust
@@ -36,9 +36,10 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Ite
             called = {f"{path}.{name}" for name in about(part).get("calls", ())}
             for place, nested in _targets(part, path):
                 passed = PASSED.get(group, frozenset[str]()) if nested is part else frozenset[str]()
+                shared = SHARED.get(group, {}) if nested is part else {}
                 if not (own and nested is part):
-                    yield from _judge(nested, place, passed, called=place in called)
-                    yield from _values(nested, place, config)
+                    yield from _judge(nested, place, passed, shared, called=place in called)
+                    yield from _values(nested, place, config, shared)
 
 
 def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -54,12 +55,12 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             yield from _targets(value, f"{path}.{index}")
 
 
-def _values(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
+def _values(part: Mapping[str, Any], path: str, config: Config, shared: Mapping[str, Any]) -> Iterable[str]:
     """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
     `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
     """
     takes, stated = signature(str(part["_target_"])), about(part).get("allowed") or {}
-    declared = takes.allowed if isinstance(takes, Signature) else {}
+    declared = {**shared, **(takes.allowed if isinstance(takes, Signature) else {})}
     for name, value in part.items():
         if name in stated or name[0] == "_" or value is UNKNOWN:
             continue
@@ -72,9 +73,11 @@ def _values(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]
             yield sentence(f"{path}.{name}", value, allowed, config)
 
 
-def _judge(part: Mapping[str, Any], path: str, passed: frozenset[str], *, called: bool) -> Iterable[str]:
-    """Problems of one part. `passed`: arguments that the run passes; `called`: a function that the run calls later,
-    with arguments that are not known yet.
+def _judge(
+    part: Mapping[str, Any], path: str, passed: frozenset[str], shared: Collection[str], *, called: bool
+) -> Iterable[str]:
+    """Problems of one part. `passed`: arguments that the run passes; `shared`: those that the run itself acts on;
+    `called`: a function that the run calls later, with arguments that are not known yet.
     """
     target = part["_target_"]
     takes = signature(target) if isinstance(target, str) else None
@@ -98,7 +101,7 @@ def _judge(part: Mapping[str, Any], path: str, passed: frozenset[str], *, called
             f"function of yours that does, or a word: {path}=<word>."
         )
     accepted = [name for name in takes.names if name not in passed]
-    for name in () if takes.open else sorted(names - set(takes.names)):
+    for name in () if takes.open else sorted(names - set(takes.names) - set(shared)):
         near = nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")
         yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near if accepted else ' It takes no arguments.'}"
     for name in sorted(names & passed):

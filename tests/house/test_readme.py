@@ -120,6 +120,7 @@ HELD = {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
     },
+    "adapters.md": {"python -m dtrain init=runs/base out=runs/top": "tests/model/test_patterns.py, with a smaller model"},
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",

@@ -16,6 +16,7 @@ from dtrain.cluster.environments import TABLE
 from dtrain.compose import compose
 from dtrain.config import constraints, files
 from dtrain.config.document import document
+from dtrain.config.facts import SHARED
 from dtrain.config.schema import ALLOWED, GROUPS, NAMED, SENTENCES, Schema, default
 from dtrain.model import construct
 from dtrain.recipe import folder
@@ -96,7 +97,7 @@ def test_the_keys_of_a_word_are_what_its_target_takes() -> None:
     for group, word in REAL:
         part = node(group, word)
         takes = parameters(part["_target_"])
-        keys = set(part) - {"_target_", "_about_"}
+        keys = set(part) - {"_target_", "_about_", *SHARED.get(group, ())}
         assert keys <= set(takes), f"{group}/{word}: a key nobody takes"
         needed = {name for name, parameter in takes.items() if parameter.default is parameter.empty}
         assert needed <= keys | PASSED.get(group, set()), f"{group}/{word}: a parameter nobody gives"

@@ -24,8 +24,8 @@ second view of the ranks that dp_replicate, dp_shard and cp make: its groups are
 
 SHAPE = {
     "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING, "figures?": MAPPING,
-    **{f"{name}?": Optional(MAPPING) for name in ("model", "data", "objective", "optim", "schedule", "strategy",
-    "precision", "checkpoint", "launcher")},
+    **{f"{name}?": Optional(MAPPING) for name in ("model", "adapter", "data", "objective", "optim", "schedule",
+    "strategy", "precision", "checkpoint", "launcher")},
 }  # fmt: skip
 """Of plan.yaml, as far as every version has it."""
 
@@ -157,6 +157,7 @@ class Plan:
     remat: Part
     compile: Part
     model: Part
+    adapter: Part
     data: Part
     objective: Part
     optim: Part

@@ -32,6 +32,8 @@ SHAPE = {
         "scale?": Optional({"value": FINITE, "good": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING),
+        "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER}),
+        "base?": Optional({"url": TEXT, "digest": TEXT}),
     },
     "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),
     "tensors": Each({"shape": Each(COUNT), "dtype": TEXT}, named=True),
@@ -52,7 +54,7 @@ def write(url: str, commit: Mapping[str, Any]) -> None:
     have been mounted there since the files were written.
     """
     body = {"format": FORMAT, **commit}
-    store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode(), parents=False)
+    store.publish(store.join(url, NAME), json.dumps({**body, "digest": digest(body)}).encode(), parents=False)
 
 
 def fault(commit: Mapping[str, Any]) -> str:
@@ -77,8 +79,8 @@ def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
         raise _damaged(url, f"it has {sizes[NAME]} bytes")
     try:
         commit = mapping(strict(_read(store.join(url, NAME))))
-        digest = commit.pop("digest", None)
-        if digest != _digest(commit):
+        saved = commit.pop("digest", None)
+        if saved != digest(commit):
             raise ValueError("its digest differs")
         if commit.get("format") != FORMAT:
             raise _damaged(url, f"it has format {commit.get('format')}, this version reads {FORMAT}")
@@ -249,5 +251,6 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200] if not isinstance(error, ValueError) else str(error)[:200]
 
 
-def _digest(commit: Mapping[str, Any]) -> str:
+def digest(commit: Mapping[str, Any]) -> str:
+    """SHA-256 of a commit, and so of all that its files hold, in hex."""
     return hashlib.sha256(json.dumps(commit, sort_keys=True).encode()).hexdigest()

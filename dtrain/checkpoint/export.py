@@ -41,24 +41,46 @@ def export(
     differ from those that were saved.
     """
     chosen = _chosen(url, commit, weights)
-    _check_sizes(url, commit)
-    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
-    shapes = {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
+    check_sizes(url, commit)
+    kinds, shapes = layout(url, commit, chosen, dtype)
     sizes = {name: math.prod(shapes[name]) * kinds[name].itemsize for name in chosen}
     files = _files(sizes, shard)
-    for name in (WEIGHTS, CONFIG, INDEX, *files):
+    refuse_existing(to, WEIGHTS, CONFIG, INDEX, *files)
+    written = [*write_config(commit, to, dtype)]
+    for file, names in files.items():
+        with assembled(to, file, {name: kinds[name] for name in names}, shapes) as targets:
+            fill(url, commit, {chosen[name]: targets[name] for name in names})
+        written.append(store.join(to, file))
+    return [*written, _index(to, files, sizes)] if len(files) > 1 else written
+
+
+def refuse_existing(to: str, *names: str) -> None:
+    """Raises StoreError if one of these files is in the folder `to`."""
+    for name in names:
         if store.exists(store.join(to, name)):
             raise StoreError.during(
                 "write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it."
             )
-    folder, written = store.scratch("export"), [*_config(commit, to, dtype)]
+
+
+def layout(
+    url: str, commit: Mapping[str, Any], chosen: Mapping[str, str], dtype: str | None
+) -> tuple[dict[str, torch.dtype], dict[str, tuple[int, ...]]]:
+    """Type and shape of each tensor in a file; `chosen`: name there -> name in the checkpoint."""
+    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
+    return kinds, {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
+
+
+@contextmanager
+def assembled(
+    to: str, name: str, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[dict[str, Tensor]]:
+    """A context of tensors to fill; at its end they are the safetensors file `name` in the folder `to`."""
+    folder = store.scratch("export")
     try:
-        for file, names in files.items():
-            with _laid_out(folder / file, {name: kinds[name] for name in names}, shapes) as targets:
-                _fill(url, commit, {chosen[name]: targets[name] for name in names})
-            written.append(_publish(folder / file, store.join(to, file)))
-            (folder / file).unlink()
-        return [*written, _index(to, files, sizes)] if len(files) > 1 else written
+        with _laid_out(folder / name, kinds, shapes) as targets:
+            yield targets
+        _publish(folder / name, store.join(to, name))
     except OSError as error:
         raise StoreError.during(
             "write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room."
@@ -100,7 +122,7 @@ def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]
     return chosen
 
 
-def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
+def check_sizes(url: str, commit: Mapping[str, Any]) -> None:
     """Raises DamagedError if the pieces of a file exceed its size, because a false shape would fill the disk."""
     sizes = dict.fromkeys((file["name"] for file in commit["files"]), 0)
     for piece in commit["pieces"]:
@@ -142,7 +164,7 @@ def _laid_out(
         memory.flush()
 
 
-def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> None:
+def fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> None:
     """Copy every piece into its target, one file after another."""
     pieces = shards.grouped((piece for piece in commit["pieces"] if piece["name"] in targets), "file")
     for file in commit["files"]:
@@ -157,7 +179,7 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
             targets[piece["name"]][place].copy_(tensor_of(data, entries[piece["key"]]))
 
 
-def _config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
+def write_config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
     """Write config.json, if the checkpoint has one, without the names of code to run."""
     config = commit["facts"].get("huggingface")
     if not isinstance(config, Mapping):

@@ -1,16 +1,19 @@
 """Loads a commit, or a copy in memory, into the state: the same one on all ranks, and only if it is intact on all."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from dtrain.checkpoint import base
 from dtrain.checkpoint.commit import Candidate, DamagedError, first, report_damaged
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
+from dtrain.model.adapted import begin
 from dtrain.storage.attempts import place
 
 Commit = Mapping[str, Any]
@@ -42,6 +45,7 @@ class Restore:
         """Load a checkpoint into `state`; returns whether its bytes are intact on all ranks. Raises StoreError if it is
         of another model or optimizer.
         """
+        self._load_base(commit, state)
         wanted = self._wanted(commit, state)
         if not self._fill(url, commit, wanted, ("model.", "optim.")):
             return False
@@ -49,16 +53,42 @@ class Restore:
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """Like `load`, but only the weights, which also initialise their average."""
-        weights = {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}
-        loaded = self._fill(url, commit, weights, ("model.",))
+        """Like `load`, but only the weights, which also initialise their average. The weights of a model become the
+        base of an adapter.
+        """
+        of_adapter = commit["facts"].get("adapter")
+        if of_adapter and not state.adapter:
+            kind = of_adapter["kind"]
+            hint = f"Type adapter={kind} and its words too, or export it with adapter=merged first"
+            raise StoreError.during("load", url, f"it holds an adapter ({kind}), not a model", hint)
+        is_base = bool(state.adapter) and not of_adapter
+        if not is_base:
+            self._load_base(commit, state)
+        loaded = self._fill(url, commit, state.weights(of_base=is_base), ("model.",))
+        if loaded and is_base:
+            state.base = base.reference(url, commit)
+            begin(state.model)
         if loaded and state.ema:
             state.ema.begin()
         return loaded
 
+    def _load_base(self, commit: Commit, state: TrainState) -> None:
+        """Load the weights that an adapter's checkpoint does not hold. Raises StoreError if they are not what they were
+        when it was saved.
+        """
+        named = commit["facts"].get("base")
+        if named is None or not state.adapter or (state.base and state.base["digest"] == named["digest"]):
+            return
+        find = partial(base.find, named, state.moved)
+        url, found = self._mesh.on_rank_0("look for the base of the adapter", find)
+        if not self._fill(url, found, state.weights(of_base=True), ("model.",)):
+            raise StoreError(self.damaged[-1])
+        state.base = base.reference(url, found)
+
     def load_copy(self, memory: Memory, copy: Copy, url: str, state: TrainState) -> None:
         """Like `load`, from the memory of the nodes."""
         commit = copy.commit
+        self._load_base(commit, state)
         wanted = self._wanted(commit, state)
         self._check(url, commit, wanted, ("model.", "optim."))
         memory.fill(copy, wanted)

@@ -3,7 +3,7 @@ window of the spike detector, step.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dtrain.data.stream import Stream
 from dtrain.errors import WordsError
 from dtrain.model import configuration
+from dtrain.model.adapted import adapter_of, added
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.precision import LossScale
@@ -45,6 +46,10 @@ class TrainState:
     """Steps that were done by the run that this one was forked from."""
     began: float = field(default_factory=time.perf_counter)
     """Start of the run on the clock of `time.perf_counter`, moved forward by its interruptions."""
+    moved: str | None = None
+    """Where the base of an adapter is looked for if it is not where it was."""
+    base: Mapping[str, str] | None = None
+    """`url` and `digest` of the base of an adapter, once its weights are loaded; no checkpoint holds them again."""
     _built: frozenset[str] = field(init=False, repr=False)
     _trained: dict[str, int] = field(init=False, repr=False)
     """Name -> id of each parameter that the optimizer was given."""
@@ -56,12 +61,25 @@ class TrainState:
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name. Raises WordsError as `check`."""
         self.check()
+        left = self._left_out()
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
         return (
-            dict(self._model_tensors())
+            {name: tensor for name, tensor in self._model_tensors() if name not in left}
             | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)}
             | averages
         )
+
+    def weights(self, *, of_base: bool = False) -> dict[str, Tensor]:
+        """The tensors of the model that a checkpoint holds; `of_base`: those that are not of the adapter."""
+        if not of_base:
+            return {name: tensor for name, tensor in self.tensors().items() if name.startswith("model.")}
+        others = {f"model.{name}" for name in added(self.model)}
+        return {name: tensor for name, tensor in self._model_tensors() if name not in others}
+
+    @property
+    def adapter(self) -> Mapping[str, Any] | None:
+        """The facts of the adapter of the model."""
+        return adapter_of(self.model)
 
     def check(self) -> None:
         """Raises WordsError if the model gained, lost or replaced tensors since it was built: they would be neither
@@ -91,6 +109,8 @@ class TrainState:
             "spikes": self.spikes.state_dict() if self.spikes else None,
             "huggingface": configuration(self.model),
             "tied": self.tied(),
+            "adapter": self.adapter,
+            "base": self.base,
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -136,6 +156,11 @@ class TrainState:
             if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are saved once
                 seen.add(id(tensor))
                 yield f"model.{name}", tensor.detach()
+
+    def _left_out(self) -> set[str]:
+        """The weights that the base has."""
+        named = self.model.named_parameters(remove_duplicate=False) if self.base else ()
+        return {f"model.{name}" for name, parameter in named if not parameter.requires_grad}
 
     def tied(self) -> dict[str, str]:
         """Further name of a tied weight -> the name under which it is saved."""

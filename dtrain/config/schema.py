@@ -11,8 +11,8 @@ from typing import Any, Literal
 from dtrain.config import files
 
 GROUPS = (
-    "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim",
-    "schedule", "checkpoint", "logger", "hook", "cluster",
+    "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "adapter", "data", "objective",
+    "optim", "schedule", "checkpoint", "logger", "hook", "cluster",
 )  # fmt: skip
 """Folders of conf/; a run has one word of each (logger and hook take a list of words)."""
 
@@ -330,6 +330,7 @@ class Schema:
     remat: dict[str, Any] = group("none")
     compile: dict[str, Any] = group("auto")
     model: dict[str, Any] = group("gpt")
+    adapter: dict[str, Any] = group("none")
     data: dict[str, Any] = group("text")
     objective: dict[str, Any] = group("auto")
     optim: dict[str, Any] = group("adamw")

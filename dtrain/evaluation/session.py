@@ -38,7 +38,7 @@ def weights(plan: Plan, source: str) -> nn.Module:
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
         facts = as_source(build(plan.data)).facts if "auto" in plan.model.values() else {}
-        model = construct(plan.model, facts=facts, seed=plan.seed)
+        model = construct(plan.model, facts=facts, seed=plan.seed, adapter=plan.adapter)
         if any(parameter.is_meta for parameter in model.parameters()):
             materialize(model, mesh.device)
         build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto").load_weights(source, TrainState(model))

@@ -237,6 +237,7 @@ def _source(plan: Plan) -> Iterable[str]:
     """Whether the checkpoint that a new run begins with is there, and of a run that this one can continue."""
     key, url = ("fork", plan.fork) if plan.fork else ("init", plan.init)
     if not url:
+        yield from _based(plan)
         return
     try:
         if any(one.is_committed for one in attempts.listed(plan.out)):
@@ -258,6 +259,18 @@ def _foreign(plan: Plan, url: str) -> Iterable[str]:
     rules, weights = names.table(plan.init_names), open_at(url)
     for fault in names.renamed(weights.tensors, rules)[1]:
         yield f"init_names: {fault}. {url} has {', '.join(map(plain, list(weights.tensors)[:3]))} and others."
+
+
+def _based(plan: Plan) -> Iterable[str]:
+    """Whether an adapter has weights to adapt: of its own run, if no other is named."""
+    if fact(plan.adapter, "trains") != "adapter":
+        return
+    try:
+        if any(one.is_committed for one in attempts.listed(plan.out)):
+            return
+    except StoreError:  # another check says so
+        return
+    yield "adapter: it is trained on the weights of a run. Type init=<the URL of a run or checkpoint>, or adapter=none."
 
 
 def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:

@@ -21,7 +21,10 @@ from dtrain.secrets import screen
 from dtrain.storage import lease, store
 from dtrain.storage.jsonl import clean
 
-NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch", "init_names")
+NUMBERS = (
+    "model", "adapter", "data", "objective", "optim", "schedule", "seed", "clip", "batch",
+    "init_names",
+)  # fmt: skip
 """Keys that identify a run."""
 SOURCES = ("init", "fork")
 """Keys that name the run it began with."""
@@ -120,7 +123,7 @@ def finished(plan: Plan) -> Result | None:
         return None
     here = json.loads(json.dumps(plan.decided()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
-    other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
+    other = [key for key in NUMBERS if _differ(there.get(key, {}), here[key])]
     other += [key for key in SOURCES if _run_of(there.get(key)) != _run_of(here[key])]
     if begun and other:
         said = ", ".join(

@@ -73,7 +73,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
     source = as_source(build(plan.data))
-    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     parameters = sum(parameter.numel() for parameter in model.parameters())
     forward = parallelize(
@@ -102,5 +102,5 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
         precision=parts.precision, seed=plan.seed, context=parts.context,
     )  # fmt: skip
     began = time.perf_counter() if began is None else began
-    state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began)
+    state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began, moved=plan.init)
     return Training(optimizer, schedule, stream, step, state)

@@ -20,6 +20,7 @@ from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import split_like
+from dtrain.model.adapted import adapter_of
 from dtrain.model.patterns import freeze
 from dtrain.planned import Part
 
@@ -110,9 +111,10 @@ class PassThrough(nn.Module):
         return x
 
 
-def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
+def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part | None = None) -> nn.Module:
     """The model of the plan; arguments with the value `auto` are taken from the `facts` of the data. On the meta device
-    if it can be filled by name, else on the CPU, seeded. Parameters that its `freeze` selects are not trained.
+    if it can be filled by name, else on the CPU, seeded. Parameters that its `freeze` selects are not trained,
+    and those of an `adapter` are added.
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
@@ -126,6 +128,8 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     patterns: Sequence[str] = () if takes_freeze(target) else part.pop("freeze", None) or ()
     model = _constructed(part, target, facts=facts, seed=seed)
     freeze(model, patterns)
+    if adapter:
+        build(adapter)(model)
     return model
 
 
@@ -178,7 +182,7 @@ def caveats(model: nn.Module) -> list[str]:
         f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
         for name in sorted({own_class(module).__name__ for module in norms})
     ]
-    if drops:
+    if drops or (adapter_of(model) or {}).get("dropout"):
         sentences.append(
             "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
         )

@@ -5,7 +5,9 @@ them.
 import hashlib
 import random
 from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 
 from dtrain.mesh.sharding import local, region
 from dtrain.model import InitByName
+from dtrain.model.adapted import added
 
+Init = Callable[[Tensor, torch.Generator], None]
 AHEAD = 1 << 28
 """Numbers of whole tensors that are filled at a time, unless one alone has more."""
 
@@ -35,24 +39,49 @@ def fill(model: nn.Module, seed: int) -> None:
     As many at a time as there are threads.
     """
     assert isinstance(model, InitByName)
+    others = added(model)
+    _fill_each(
+        {
+            name: (parameter, partial(model.init_weight, name))
+            for name, parameter in model.named_parameters()
+            if name not in others
+        },
+        seed,
+    )
+
+
+def fill_added(model: nn.Module, seed: int) -> None:
+    """The same for the parameters that an adapter added."""
+    layers = added(model)
+    _fill_each(
+        {
+            name: (parameter, partial(layers[name].init_added, name.rpartition(".")[2]))
+            for name, parameter in model.named_parameters()
+            if name in layers
+        },
+        seed,
+    )
+
+
+def _fill_each(wanted: Mapping[str, tuple[nn.Parameter, Init]], seed: int) -> None:
     threads, waiting = torch.get_num_threads(), deque[tuple[int, Future[None]]]()
     with ThreadPoolExecutor(threads) as pool:
-        for name, parameter in model.named_parameters():
+        for name, (parameter, init) in wanted.items():
             target, where, numbers = local(parameter.detach()), region(parameter), parameter.numel()
             while waiting and sum(size for size, _ in waiting) + numbers > AHEAD:
                 waiting.popleft()[1].result()
             if threads == 1:
-                _fill(model, seed, name, parameter.shape, target, where)
+                _fill(init, seed, name, parameter.shape, target, where)
             else:
-                waiting.append((numbers, pool.submit(_fill, model, seed, name, parameter.shape, target, where)))
+                waiting.append((numbers, pool.submit(_fill, init, seed, name, parameter.shape, target, where)))
         for _, future in waiting:
             future.result()
 
 
 @torch.no_grad()
-def _fill(model: InitByName, seed: int, name: str, shape: torch.Size, target: Tensor, where: tuple[slice, ...]) -> None:
+def _fill(init: Init, seed: int, name: str, shape: torch.Size, target: Tensor, where: tuple[slice, ...]) -> None:
     whole = torch.empty(shape)
-    model.init_weight(name, whole, generator(seed, "weight", name))
+    init(whole, generator(seed, "weight", name))
     target.copy_(whole[where])
 
 

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map_only
 from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
-from dtrain.model.seeds import fill
+from dtrain.model.adapted import begin
+from dtrain.model.seeds import fill, fill_added
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
@@ -69,6 +70,9 @@ def parallelize(
             fill(model, seed)
     else:
         model.to(device)
+    fill_added(model, seed)
+    if not brought:
+        begin(model)
     place_buffers(model, mesh.device)
     called = strategy.wrap(model, mesh)
     return pipelined or called

@@ -46,7 +46,9 @@ def shapes(plan: Plan) -> Shapes | None:
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
     task = fact(plan.objective, "task")
     tokens = plan.data.get("sequence") if task == "next_token" else 1
-    if plan.model.get("freeze"):  # what is kept for a backward depends on where it ends
+    if (
+        plan.model.get("freeze") or fact(plan.adapter, "trains") == "adapter"
+    ):  # what is kept for a backward depends on where it ends
         return None
     if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
         return None

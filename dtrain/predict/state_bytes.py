@@ -138,8 +138,10 @@ def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
 def saved(plan: Plan, shapes: Shapes) -> int:
     """Bytes of the tensors in one checkpoint, summed over the files of all ranks, without file headers."""
     types, ema, total = types_of(plan), plan.ema is not None, shapes.saved
+    has_base = fact(plan.adapter, "trains") == "adapter"  # of which a checkpoint holds the name alone
     for block in shapes.blocks:
         for weight in block.weights:
             state = state_bytes(plan, weight, weight.shape)
-            total += block.count * (weight.count * (types.param + 4 * ema * weight.trained) + state)
+            held = types.param * (weight.trained or not has_base)
+            total += block.count * (weight.count * (held + 4 * ema * weight.trained) + state)
     return total

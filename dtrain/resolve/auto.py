@@ -112,6 +112,7 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Se
         trial |= fit.objective(config, cluster, trial)
         trial |= fit.synthetic(config, cluster, trial)
         trial |= {group: dict(getattr(config, group)) for group in ("model", "remat", "optim", "checkpoint")}
+        trial["model"]["freeze"], trial["adapter"] = [], {}  # more memory than they take
         trial |= {"tensor": vars(config.tensor), "context": vars(config.context), "ema": config.ema}
         trial |= {"mesh": MeshShape(cp=config.mesh.cp or 1), "pipeline": PipelineShape()}
         if trial["model"].get("vocab") == "auto" and formulas.facts_of(trial["data"]).get("vocab") is None:

@@ -58,6 +58,7 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
         yield "init_names says what the tensors at init are called, but there is no init. Type init=<a checkpoint>."
     if config.fork is not None:
         yield from _fork(config)
+    yield from _adapter(config, draft)
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
         yield (
             f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type "
@@ -85,6 +86,17 @@ def _fork(config: Config) -> Iterable[str]:
             f"{fork} is this run: out={config.out}. Leave fork out to continue it, or type out=<another place> to "
             "fork it."
         )
+
+
+def _adapter(config: Config, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check what an adapter is added to."""
+    if about(config.adapter).get("trains") != "adapter":
+        return
+    word = f"adapter={config.choices['adapter'] or config.adapter['_target_']}"
+    if config.model.get("freeze"):
+        yield f"{word} trains nothing but the adapter, so model.freeze has nothing to freeze. Leave model.freeze out."
+    if about(draft["precision"]).get("flops") == "fp8":
+        yield f"precision=fp8 replaces the linear layers that {word} changes. Type precision=bf16."
 
 
 def _sizes_of(group: str, part: Any) -> Iterable[str]:

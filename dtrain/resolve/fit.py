@@ -12,7 +12,7 @@ from dtrain.planned import Part
 from dtrain.resolve.declared import figures, states_figures
 from dtrain.resolve.ranks import choose
 
-PARTS = ("remat", "model", "schedule")
+PARTS = ("remat", "model", "adapter", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """Kind of the model's input (or of the data) -> the objective that `auto` means."""
 

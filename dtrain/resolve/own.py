@@ -14,7 +14,10 @@ from dtrain.resolve.signature import home_of, lineage
 from dtrain.resolve.source import literal
 from dtrain.resolve.values import parts_of
 
-GROUPS = ("strategy", "precision", "remat", "compile", "data", "objective", "optim", "schedule", "backend", "launcher")
+GROUPS = (
+    "strategy", "precision", "remat", "compile", "adapter", "data", "objective", "optim", "schedule", "backend",
+    "launcher",
+)  # fmt: skip
 """Groups in which a user's class inherits facts. A model is traced instead."""
 _ADAM = {"state": {"every": ["whole", "whole", "count"]}, "needs": "elements", "copies": 2, "fused": True}
 _MOMENTUM = {"state": {"every": [{"whole": "momentum"}]}, "needs": "elements", "copies": 2}

@@ -23,7 +23,7 @@ def shapes_of(plan: Plan) -> Shapes:
     shapes = formulas.shapes(plan)
     if shapes is not None:
         return shapes
-    key = repr((plan.model, plan.data, plan.objective, plan.precision, flowing(plan)))
+    key = repr((plan.model, plan.adapter, plan.data, plan.objective, plan.precision, flowing(plan)))
     from dtrain.parallel.order import check
     from dtrain.tracing.tracer import trace
 

@@ -136,14 +136,14 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
     with memory, which is then released.
     """
     try:
-        return construct(plan.model, facts=facts, seed=0)
+        return construct(plan.model, facts=facts, seed=0, adapter=plan.adapter)
     except DtrainError:
         raise
     except Exception:
         if fake is None or "cluster" not in plan.why:
             raise
     with unset_fake_temporarily():
-        model = construct(plan.model, facts=facts, seed=0)
+        model = construct(plan.model, facts=facts, seed=0, adapter=plan.adapter)
     light: dict[Tensor, Any] = {
         each: fake.from_tensor(each) for each in (*model.parameters(), *model.buffers())
     }  # each once: modules may share it

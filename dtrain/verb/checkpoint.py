@@ -5,6 +5,7 @@
     dtrain checkpoint verify out=s3://bucket/run        reads every byte; exit code 1 if one is damaged
     dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
                                                         [shard=5GB]: in files of at most so many bytes, with an index
+    dtrain checkpoint export out=runs/lora to=runs/peft adapter=peft       for peft; adapter=merged: as one model
     dtrain checkpoint import hf://gpt2 to=runs/gpt2     weights of others, for init=runs/gpt2 [names=<table>]
 
 `out` is a run, a step's folder or one attempt. No code in a checkpoint is run.
@@ -14,7 +15,8 @@ import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -30,10 +32,14 @@ from dtrain.weights import SIZES, plain
 if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt
 
-TAKES = {"ls": ("out", "step"), "verify": ("out", "step"), "export": ("out", "step", "to", "weights", "dtype", "shard")}
+TAKES = {
+    "ls": ("out", "step"),
+    "verify": ("out", "step"),
+    "export": ("out", "step", "to", "weights", "dtype", "shard", "adapter"),
+}
 UNREAD = "valid: the commit and the sizes of its files are right. dtrain checkpoint verify reads the bytes too."
 SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]i?B|B)?")
-CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
+CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16"), "adapter": ("peft", "merged")}
 
 
 def run(words: Sequence[str]) -> int:
@@ -156,6 +162,7 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
     """Export the newest checkpoint whose bytes are intact."""
     from dtrain.checkpoint.commit import DamagedError, report_damaged
     from dtrain.checkpoint.export import CONFIG, export
+    from dtrain.checkpoint.export_adapter import as_peft, merge
 
     faults = list[str]()
     for attempt in attempts:
@@ -163,17 +170,16 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             faults += filter(None, [attempt.fault])
             continue
         weights, dtype = options.get("weights", "model"), options.get("dtype")
+        whole = partial(export, shard=_bytes(options.get("shard", "")) or math.inf)
+        act = {"peft": as_peft, "merged": merge, "": whole}[_way(attempt.url, attempt.commit, options)]
         try:
-            written = export(
-                attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype,
-                shard=_bytes(options.get("shard", "")) or math.inf,
-            )  # fmt: skip
+            written = act(attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype)
         except DamagedError as error:
             faults.append(str(error))
             continue
         report_damaged(faults, attempt.step)
         lines = [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]
-        if not any(url.endswith(CONFIG) for url in written):
+        if act is not as_peft and not any(url.endswith(CONFIG) for url in written):
             tied = attempt.commit["facts"].get("tied")
             lines.append("  (no config.json: the model is not from transformers)")
             lines += [
@@ -183,6 +189,19 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
         screen.say(*map(screen.on_one_line, lines))
         return 0
     raise StoreError.during("export", source, "; ".join(faults[:3]) or "no checkpoint was committed")
+
+
+def _way(url: str, commit: Mapping[str, Any], options: Mapping[str, str]) -> str:
+    """How an adapter is exported; empty for a model. Raises WordsError if that is not said, or there is none."""
+    held, way = commit["facts"].get("adapter"), options.get("adapter", "")
+    if held and not way:
+        raise WordsError(
+            f"{url} holds an adapter ({held['kind']}). Type adapter=merged for one model, or adapter=peft for the "
+            "adapter alone, as peft reads it."
+        )
+    if way and not held:
+        raise WordsError(f"adapter={way}: {url} holds a model without an adapter. Leave adapter out.")
+    return way
 
 
 def _policy(source: str) -> Mapping[str, object]:

@@ -73,7 +73,7 @@ def before(plan: Plan) -> str:
     shapes = formulas.shapes(plan)
     if shapes is None:
         return _table(
-            [("memory", "not predicted for a model of your own, unless you type dtrain plan and these words")]
+            [("memory", "not predicted for an adapter, frozen parameters or a model of your own: dtrain plan does it")]
         )
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)

@@ -39,6 +39,11 @@ class Held:
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.held
 
+    adapter = base = None
+
+    def weights(self, *, of_base: bool) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self.held.items() if name.startswith("model.")}
+
     def facts(self) -> dict[str, Any]:
         return {"step": self.step, "optim": {}}
 

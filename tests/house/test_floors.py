@@ -23,7 +23,7 @@ FLOORS = (
     ("recipe", "predict", "resolve", "dialect", "report", "testing"),
     ("mesh", "compose", "lifecycle"),
     ("backend", "model", "logger"),
-    ("data", "optim", "precision", "remat", "compile"),
+    ("adapter", "data", "optim", "precision", "remat", "compile"),
     ("objective", "schedule", "strategy", "checkpoint"),
     ("parallel", "hook"),
     ("loop",),

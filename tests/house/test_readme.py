@@ -57,6 +57,18 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
 
 
 @pytest.mark.campaign("documents")
+def test_the_commands_of_adapters_run(tmp_path: Path, corpus: Path) -> None:
+    """All of the page, in order, with the first run made small."""
+    freezing, adapters = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "adapters.md").read_text(), re.DOTALL)
+    for line in (*adapters.splitlines(), *freezing.splitlines()):
+        verb, *_ = words = shlex.split(line)[3:]
+        trains = [*SMALL, f"data.path={corpus}"] if "=" in verb else []
+        small = ["generate.tokens=5"] if verb == "generate" else trains
+        done = commands.run(*words, *small, cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stdout + done.stderr)
+
+
+@pytest.mark.campaign("documents")
 @pytest.mark.parametrize("line", PLANS)
 def test_the_plans_are_made(line: str) -> None:
     done = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, timeout=120, check=False)
@@ -120,7 +132,10 @@ HELD = {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
     },
-    "adapters.md": {"python -m dtrain init=runs/base out=runs/top": "tests/model/test_patterns.py, with a smaller model"},
+    "adapters.md": {
+        "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
+        "python -m dtrain steps=200 out=runs/base": "the same",
+    },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",

@@ -1,0 +1,135 @@
+"""Exports an adapter: as peft's files, or merged into its base, which is read again."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain.adapter import merged, scaling_of
+from dtrain.checkpoint import base
+from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.export import (
+    CONFIG,
+    KINDS,
+    WEIGHTS,
+    assembled,
+    check_sizes,
+    fill,
+    layout,
+    refuse_existing,
+    write_config,
+)
+from dtrain.errors import StoreError, WordsError
+from dtrain.storage import store
+
+PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PEFT_NAMES = {"lora_A": "lora_A.weight", "lora_B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+"""Name of a parameter that an adapter added -> its name in a file of peft."""
+TASKS = {"ForCausalLM": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+"""End of the name of a model of transformers -> peft's name of its task."""
+
+Commit = Mapping[str, Any]
+
+
+def as_peft(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None) -> list[str]:
+    """Write the adapter of a checkpoint to the folder `to` as peft does, and return the URLs of the files. Arguments
+    and errors are those of `export`.
+    """
+    refuse_existing(to, PEFT_WEIGHTS, PEFT_CONFIG)
+    check_sizes(url, commit)
+    named = _layers(url, commit, weights)
+    chosen = {
+        f"base_model.model.{layer}.{PEFT_NAMES[name]}": source
+        for layer, sources in named.items()
+        for name, source in sources.items()
+    }
+    with assembled(to, PEFT_WEIGHTS, *layout(url, commit, chosen, dtype)) as targets:
+        fill(url, commit, {source: targets[name] for name, source in chosen.items()})
+        store.publish(store.join(to, PEFT_CONFIG), json.dumps(_peft_config(commit, [*named]), indent=2).encode())
+    return [store.join(to, PEFT_CONFIG), store.join(to, PEFT_WEIGHTS)]
+
+
+def merge(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None) -> list[str]:
+    """Write the model that a checkpoint's adapter and its base are together, like `export`. Each weight is merged in
+    the type in which it is saved.
+
+    Raises StoreError too if the base is gone or was changed.
+    """
+    refuse_existing(to, WEIGHTS, CONFIG)
+    named = commit["facts"].get("base")
+    place, whole = base.find(named) if named else (url, commit)
+    for each in ((url, commit), (place, whole)):
+        check_sizes(*each)
+    adapter = _tensors(url, commit, weights)
+    of_adapter = {f"model.{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
+    chosen = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
+    chosen = {name: source for name, source in chosen.items() if source not in of_adapter}
+    if lost := [layer for layer in adapter if f"{layer}.weight" not in chosen]:
+        raise StoreError.during("merge", url, f"its base {place} has no {lost[0]}.weight")
+    newer = {source for source in chosen.values() if source in commit["tensors"]}  # buffers
+    with assembled(to, WEIGHTS, *layout(place, whole, chosen, dtype)) as targets:
+        exact = {f"{layer}.weight": targets[f"{layer}.weight"] for layer in adapter}
+        if dtype is not None:
+            exact = _empty(whole, {name: f"model.{name}" for name in exact})
+        wanted = {source: exact.get(name, targets[name]) for name, source in chosen.items()}
+        fill(place, whole, {source: tensor for source, tensor in wanted.items() if source not in newer})
+        fill(url, commit, {source: tensor for source, tensor in wanted.items() if source in newer})
+        scaling = scaling_of(commit["facts"]["adapter"])
+        for layer, tensors in adapter.items():
+            name = f"{layer}.weight"
+            targets[name].copy_(merged(exact[name], tensors, scaling))
+        written = [*write_config(commit, to, dtype)]
+    return [*written, store.join(to, WEIGHTS)]
+
+
+def _layers(url: str, commit: Commit, weights: str) -> dict[str, dict[str, str]]:
+    """Layer -> {name of a parameter that the adapter added -> its name in the checkpoint}. Raises WordsError if the
+    averages are asked for and there are none, DamagedError if a layer has no two matrices.
+    """
+    if weights == "ema" and not any(name.startswith("ema.") for name in commit["tensors"]):
+        raise WordsError(f"weights=ema: {url} has no average of the weights. Type weights=model.")
+    layers = dict[str, dict[str, str]]()
+    for name in commit["tensors"]:
+        kind, _, path = name.partition(".")
+        layer, _, own = path.rpartition(".")
+        if kind == weights and own in PEFT_NAMES:
+            layers.setdefault(layer, {})[own] = name
+    wanted = {*PEFT_NAMES} if commit["facts"]["adapter"]["kind"] == "dora" else {"lora_A", "lora_B"}
+    if not layers or any(sources.keys() != wanted for sources in layers.values()):
+        raise DamagedError.during("read the commit of", url, "it does not hold an adapter of the kind that it states")
+    return layers
+
+
+def _tensors(url: str, commit: Commit, weights: str) -> dict[str, dict[str, Tensor]]:
+    """Layer -> its tensors of the adapter, in memory."""
+    layers = _layers(url, commit, weights)
+    read = _empty(commit, {source: source for sources in layers.values() for source in sources.values()})
+    fill(url, commit, read)
+    return {layer: {name: read[source] for name, source in sources.items()} for layer, sources in layers.items()}
+
+
+def _empty(commit: Commit, sources: Mapping[str, str]) -> dict[str, Tensor]:
+    """Name -> an empty tensor for what the checkpoint has under another one."""
+    facts = {name: commit["tensors"][source] for name, source in sources.items()}
+    return {name: torch.empty(each["shape"], dtype=KINDS[each["dtype"]]) for name, each in facts.items()}
+
+
+def _peft_config(commit: Commit, layers: list[str]) -> dict[str, Any]:
+    """adapter_config.json; the names of the layers are whole, so that peft finds these and no others."""
+    facts, config = commit["facts"]["adapter"], commit["facts"].get("huggingface") or {}
+    kind = str(next(iter(config.get("architectures") or ()), ""))
+    return {
+        "peft_type": "LORA",
+        "task_type": next((task for end, task in TASKS.items() if kind.endswith(end)), None),
+        "base_model_name_or_path": (commit["facts"].get("base") or {}).get("url"),
+        "target_modules": layers,
+        "r": facts["rank"],
+        "lora_alpha": facts["alpha"],
+        "lora_dropout": facts["dropout"],
+        "use_dora": facts["kind"] == "dora",
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }

@@ -1,0 +1,50 @@
+"""An adapter as the rest of a run sees it: layers with added parameters, and facts for a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Adapted(Protocol):
+    """A layer to which an adapter has added parameters."""
+
+    added: Sequence[str]
+    """Their names in the layer."""
+
+    def init_added(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """Initialise an added parameter (whole, on the CPU) in place, with random numbers from `generator` alone."""
+
+    def begin(self) -> None:
+        """Set the added parameters that begin as a function of the layer's weights, which are filled by now."""
+
+
+def mark(model: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Note the facts of the adapter of a model, as JSON: `kind`, and its arguments."""
+    vars(model)["_adapter"] = facts
+
+
+def adapter_of(model: nn.Module) -> Mapping[str, Any] | None:
+    """The facts of the adapter of a model, None if it has none; a stage of a pipeline knows them too."""
+    facts: Mapping[str, Any] | None = vars(model).get("_adapter")
+    return facts
+
+
+def layers(model: nn.Module) -> dict[str, Adapted]:
+    """The layers with added parameters, by name."""
+    if adapter_of(model) is None:
+        return {}
+    return {name: module for name, module in model.named_modules() if isinstance(module, Adapted)}
+
+
+def added(model: nn.Module) -> dict[str, Adapted]:
+    """Name of every added parameter -> its layer."""
+    return {f"{name}.{each}": layer for name, layer in layers(model).items() for each in layer.added}
+
+
+def begin(model: nn.Module) -> None:
+    """Let each layer derive what it begins with from its weights; all ranks call it."""
+    for layer in layers(model).values():
+        layer.begin()

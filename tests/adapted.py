@@ -1,0 +1,101 @@
+"""Adapters for tests: a base whose matrices are all filled, and training on every mesh against one process and peft."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import peft
+import torch
+from pool import resident
+from small import PARTS, STRATEGIES, agree, few_steps, joined, small_gpt
+from torch import nn
+
+from dtrain.build import build
+from dtrain.model.gpt import GPT
+from dtrain.model.seeds import fill_added
+
+TARGETS = ["q", "k", "v", "out", "up", "down"]
+DDP = {"_target_": "dtrain.strategy.ddp.DDP", "bucket_mb": 25}
+MESHES: dict[str, tuple[Any, dict[str, int]]] = {
+    "ddp 2": (DDP, {"dp_replicate": 2}),
+    "fsdp 2": (STRATEGIES["fsdp"], {"dp_shard": 2}),
+    "tp 2": (DDP, {"tp": 2}),
+    "pp 2": (DDP, {"pp": 2}),
+}
+MORE: dict[str, tuple[Any, dict[str, int]]] = {
+    "fsdp 2 x tp 2": (STRATEGIES["fsdp"], {"dp_shard": 2, "tp": 2}),
+    "ddp 2 x pp 2": (DDP, {"dp_replicate": 2, "pp": 2}),
+}
+
+
+def filled(**arguments: Any) -> nn.Module:
+    """A GPT in which no matrix is zero, as trained ones are not."""
+    model = GPT(**arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return model
+
+
+def part(word: str, **changed: Any) -> dict[str, Any]:
+    """The adapter of a word."""
+    return {
+        "_target_": f"dtrain.adapter.{word}.build",
+        "targets": TARGETS,
+        "rank": 4,
+        "alpha": 8,
+        "dropout": 0.0,
+        **changed,
+    }
+
+
+def parts_of(word: str, **changed: Any) -> dict[str, Any]:
+    return PARTS | {
+        "model": PARTS["model"] | {"_target_": "adapted.filled", "tied": False},
+        "adapter": part(word, **changed),
+    }
+
+
+def twenty_steps(word: str, mesh: tuple[Any, dict[str, int]], **changed: Any) -> dict[str, Any]:
+    """The run of `few_steps` on a mesh."""
+    strategy, degrees = mesh
+    world = 1
+    for degree in degrees.values():
+        world *= degree
+    runs = resident(world, partial(few_steps, parts_of(word, **changed) | {"strategy": strategy}, degrees, steps=20))
+    return joined(runs) if "pp" in degrees else runs[0]
+
+
+def trains_alike(word: str, mesh: tuple[Any, dict[str, int]], one: dict[str, Any]) -> None:
+    """20 steps on a mesh have the losses, norms and weights of one process, within 2e-6."""
+    run = twenty_steps(word, mesh)
+    agree(run, one, tolerance=2e-6)
+    assert run["gradients"].keys() == one["gradients"].keys()
+
+
+def beside_peft(word: str, check: Callable[[nn.Module, nn.Module], None]) -> None:
+    """`check(ours, theirs)` for a model with an adapter of ours, and one with peft's, of the same numbers."""
+    ours, plain = small_gpt(), small_gpt()
+    build(part(word))(ours)
+    fill_added(ours, 1)
+    named = {name: each for name, each in ours.named_modules() if hasattr(each, "begin")}
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for layer in named.values():
+            layer.begin()
+            layer.lora_B.normal_(generator=generator)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(named), use_dora=word == "dora")
+    theirs = peft.get_peft_model(plain, config)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, layer in named.items():
+            there = theirs.base_model.model.get_submodule(name)
+            there.lora_A.default.weight.copy_(layer.lora_A)
+            there.lora_B.default.weight.copy_(layer.lora_B)
+            if word == "dora":
+                assert torch.equal(there.lora_magnitude_vector.default.weight, layer.magnitude), (
+                    "both begin with the lengths of W"
+                )
+                layer.magnitude.mul_(1.25)
+                there.lora_magnitude_vector.default.weight.copy_(layer.magnitude)
+    check(ours, theirs)

@@ -62,11 +62,7 @@ class Mesh:
 
 @dataclass
 class Pipeline:
-    schedule: str = key(
-        files.groups()["pipeline"],
-        "1f1b",
-        "order of forwards and backwards",
-    )
+    schedule: str = key(files.groups()["pipeline"], "1f1b", "order of forwards and backwards")
     stages: int | None = key("int >= 1 or null", None, "stages per rank; null: as many as the schedule needs")
     split: Any = key(
         "blocks or cost or list of ints >= 1",

@@ -228,6 +228,9 @@ class Sharded:
         all ranks call it. `names`: what its tensors are called here (dtrain.weights.names). Raises StoreError.
         """
         if not self._mesh.on_rank_0(f"look at {source}", lambda: place.is_ours(source)):
+            if state.adapter:
+                hint = f"Type dtrain checkpoint import {source} to=runs/base, then init=runs/base"
+                raise StoreError.during("begin an adapter at", source, "its base is a checkpoint of dtrain", hint)
             return adopt(source, state, self._mesh, names)
         restore = Restore(self._mesh)
         return self._load_from(source, restore, restore.load_weights, state)

@@ -35,6 +35,7 @@ from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
 from dtrain.loop.step import call
 from dtrain.model import blocks, construct, head_of, saved_buffers
+from dtrain.model.adapted import added
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
 from dtrain.objective import Objective, logits_of, loss_of
@@ -307,12 +308,15 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
         for parameter in each.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(each)
     deferred_wgrad, weights = {id(parameter) for parameter in hidden_matrices(model)}, []
+    others = added(model)
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
         products = [isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]]
         _, dim = STYLES.get(_style(model, whole.rpartition(".")[0]), ("", None))
         split = dim if parameter.ndim > 1 or dim == 0 else None
+        if dim == 1 and whole in others:  # torch's rowwise style splits `weight` alone
+            split = None
         weights.append(
             Weight(
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),

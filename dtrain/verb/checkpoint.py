@@ -14,7 +14,7 @@
 import datetime
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,8 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     ]
     if not options.get("step", "0").isdecimal():
         problems.append(f"step={options['step']}: a step is a number. Type step=100.")
+    if "shard" in options and "adapter" in options:
+        problems.append("shard: an adapter is exported as one file. Leave shard out.")
     if _bytes(options.get("shard", "1B")) is None:
         problems.append(f"shard={options['shard']}: it is no size. Type shard=5GB.")
     problems += [
@@ -171,7 +173,8 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             continue
         weights, dtype = options.get("weights", "model"), options.get("dtype")
         whole = partial(export, shard=_bytes(options.get("shard", "")) or math.inf)
-        act = {"peft": as_peft, "merged": merge, "": whole}[_way(attempt.url, attempt.commit, options)]
+        ways: dict[str, Callable[..., list[str]]] = {"peft": as_peft, "merged": merge, "": whole}
+        act = ways[_way(attempt.url, attempt.commit, options)]
         try:
             written = act(attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype)
         except DamagedError as error:

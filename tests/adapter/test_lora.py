@@ -101,4 +101,8 @@ def test_dropout_is_that_of_its_rank_and_step(mesh: str) -> None:
     model = small_gpt()
     build(part("lora", dropout=0.5))(model)
     assert any("dropout draws other masks" in sentence for sentence in caveats(model))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter)
+    assert not torch.equal(model(tokens(1, 4)), model(tokens(1, 4)))
     assert torch.equal(model.eval()(tokens(1, 4)), model(tokens(1, 4)))

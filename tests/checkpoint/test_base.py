@@ -53,10 +53,14 @@ def train(state: TrainState, steps: int) -> None:
         state.step += 1
 
 
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def whole(state: TrainState) -> dict[str, list[float]]:
     """Every tensor of the state, those of the base too."""
     tensors = state.tensors() | state.weights(of_base=True)
-    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist() for n, t in tensors.items()}
+    return {name: full(tensor).flatten().tolist() for name, tensor in tensors.items()}
 
 
 def sharded(mesh: Mesh, out: Path) -> Sharded:
@@ -77,6 +81,11 @@ def begin(folder: Path, word: str, layout: tuple[Any, dict[str, int]], *, ema: b
         save(sharded(mesh, folder / "base"), base)
         state = state_on(mesh, strategy, part(word), seed=2, ema=ema)
         sharded(mesh, folder / "adapter").load_weights(str(folder / "base"), state)
+        for name, lengths in (
+            (name, each) for name, each in state.model.named_parameters() if name.endswith("magnitude")
+        ):
+            weight = full(state.model.get_parameter(name.replace("magnitude", "weight")))
+            assert torch.equal(full(lengths), torch.linalg.norm(weight, dim=1)), "those of the base"
         train(state, 2)
         save(sharded(mesh, folder / "adapter"), state)
         return whole(state)

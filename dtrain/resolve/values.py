@@ -9,12 +9,13 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
 from dtrain.config.elsewhere import MEANT
-from dtrain.config.facts import about
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
 from dtrain.planned import Part
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen
+from dtrain.storage import hub
 
 SIGMA = 6.0
 """Default threshold of a spike for skip and rewind, in standard deviations above the mean."""
@@ -54,12 +55,18 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         "clip": config.clip, "ema": config.ema,
         "on_spike": config.on_spike, "spike": {"sigma": None if sigma is None else float(sigma),
         "window": config.spike.window},
-        "resume": config.resume, "init": config.init,
-        "init_names": config.init_names, "fork": config.fork, "trust": tuple(config.trust),
-        "log_every": config.log.every,
+        "resume": config.resume, "init": config.init or _pretrained(config), "init_names": config.init_names,
+        "fork": config.fork, "trust": tuple(config.trust), "log_every": config.log.every,
         "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples,
         "generate": vars(config.generate).copy(),
     }  # fmt: skip
+
+
+def _pretrained(config: Config) -> str | None:
+    """The place of a model's pretrained weights, if it has them and no other run brings some."""
+    name = fact(config.model, "weights_at")
+    is_wanted = name and config.model.get("weights") == "pretrained" and config.fork is None
+    return hub.place(str(config.model[name])) if is_wanted else None
 
 
 def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:

@@ -19,12 +19,14 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from dtrain.errors import PreflightError, first_line
 from dtrain.secrets import screen
 
-CLIENT, HUB = "huggingface_hub", "https://huggingface.co"
+CLIENT, HUB, SCHEME = "huggingface_hub", "https://huggingface.co", "hf://"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Variables with which the user chooses; the client reads them at import."""
 NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+OF_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 SECONDS = 4.0
 """Time limit for any answer, including name resolution."""
 
@@ -66,6 +68,29 @@ def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(part, list | tuple):
         for below, value in enumerate(part):
             yield from named(value, f"{key}.{below}")
+
+
+def place(name: str) -> str:
+    """The URL of a model: hf://<organisation>/<name>[@revision] for one of the hub; a folder or URL as it is."""
+    is_of_the_hub = "://" not in name and not Path(name).exists() and OF_THE_HUB.fullmatch(name)
+    return f"{SCHEME}{name}" if is_of_the_hub else name
+
+
+def read(url: str, file: str) -> bytes:
+    """A small file of a repository at hf://<organisation>/<name>[@revision], kept in the client's cache, which is all
+    that is read offline. Raises PreflightError.
+    """
+    watch()
+    try:
+        import huggingface_hub as client
+    except ImportError as error:
+        raise PreflightError(f"{url}: huggingface_hub is not installed. Type pip install 'dtrain[hf]'.") from error
+    name, _, revision = url.removeprefix(SCHEME).partition("@")
+    try:
+        return Path(client.hf_hub_download(name, file, revision=revision or None)).read_bytes()
+    except (OSError, ValueError) as error:  # its own are of both classes
+        reason = absent(name) or first_line(error).rstrip(".")
+        raise PreflightError(f"{url}: {file} cannot be read from the Hugging Face hub: {reason}.") from error
 
 
 def absent(name: str) -> str:

@@ -50,6 +50,7 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
     config = compose([*words, *places], run=run)
     plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
+    plan = replace(plan, init=config.init)  # not the weights that the model of the run began with
     with zygote.kept():
         if plan.world > 1 and is_first(plan, cluster) and not is_rank(plan, cluster):
             zygote.begin()

@@ -170,7 +170,10 @@ HELD = {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
     },
-    "importing.md": {"python -m dtrain init=": "test_weights_of_others_are_taken_in"},
+    "importing.md": {
+        "python -m dtrain init=": "test_weights_of_others_are_taken_in",
+        "python -m dtrain model=hf": "tests/model/test_hf.py, with a folder",
+    },
     "own-loop.md": {"import time": "tests/test_api.py"},
     "own-parts.md": {
         "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",

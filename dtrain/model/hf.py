@@ -1,0 +1,100 @@
+"""A model of transformers, built from the config.json of a folder, a hub repository or any URL:
+
+    model=hf model.name=meta-llama/Llama-3.2-1B
+    model=hf model.name=s3://bucket/mine model.task=classification model.config='{num_labels: 3}'
+
+Code of a repository is never run.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
+from dtrain.storage import hub, store
+
+TASKS = {
+    "causal_lm": "AutoModelForCausalLM", "classification": "AutoModelForSequenceClassification",
+    "masked_lm": "AutoModelForMaskedLM", "image_classification": "AutoModelForImageClassification",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}  # fmt: skip
+
+
+def load(*, name: str, task: str, weights: str, config: Mapping[str, Any]) -> nn.Module:
+    """The model of `task`, with the entries of `config` in place of those of config.json. With `weights` pretrained its
+    parameters are on the meta device, for a checkpoint to fill; with random they are initialised as transformers does.
+
+    Raises WordsError for a configuration that transformers cannot build, StoreError, and PreflightError without
+    transformers.
+    """
+    if hub.place(name).startswith(hub.SCHEME):
+        hub.watch()
+    try:
+        import transformers
+    except ImportError as error:
+        raise PreflightError("model=hf: transformers is not installed. Type pip install 'dtrain[hf]'.") from error
+    described = {**read(name), **config}
+    kind = str(described.pop("model_type", ""))
+    if kind not in transformers.CONFIG_MAPPING:
+        own = " Its code is in the repository, which is not run." if "auto_map" in described else ""
+        raise WordsError(
+            f"model.name={name}: transformers {transformers.__version__} has no model of the type {kind!r}."
+            f"{nearest(kind, transformers.CONFIG_MAPPING.keys())}{own} Install the package that has its class, and "
+            "type model._target_=<package.Class> trust=[<package>]."
+        )
+    try:
+        built = transformers.AutoConfig.for_model(kind, **described)
+        maker = getattr(transformers, TASKS[task])
+        with _without_memory() if weights == "pretrained" else nullcontext():
+            model = maker.from_config(built, dtype=torch.float32)
+        model.tie_weights()
+    except Exception as error:  # of any class of any model
+        raise WordsError(f"model.name={name} model.task={task}: {' '.join(str(error).split())[:300]}") from error
+    return cast(nn.Module, model)
+
+
+def read(name: str) -> dict[str, Any]:
+    """config.json of a model. Raises WordsError if it is none, StoreError, and PreflightError for one of the hub that
+    is not there.
+    """
+    place = hub.place(name)
+    where = store.join(place, "config.json")
+    try:
+        text = hub.read(place, "config.json") if place.startswith(hub.SCHEME) else store.read(where)
+        described = json.loads(text)
+    except StoreError as error:
+        if error.kind == "missing":
+            raise WordsError(
+                f"model.name={name}: there is no {where}. Type a folder or URL with config.json, or "
+                "<organisation>/<name> of the Hugging Face hub."
+            ) from error
+        raise
+    except (ValueError, RecursionError) as error:
+        raise WordsError(f"model.name={name}: {where} is not JSON: {first_line(error)}") from error
+    if not isinstance(described, dict):
+        raise WordsError(f"model.name={name}: {where} has no configuration of a model.")
+    return described
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters are moved to the meta device as they are made; buffers keep the values of their constructors."""
+    from transformers.initialization import no_init_weights
+
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment]
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

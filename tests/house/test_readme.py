@@ -166,6 +166,7 @@ HELD = {
     "ssh.md": {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
     },
+    "fine-tuning.md": {"pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_five_commands"},
     "getting-started.md": {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
@@ -252,6 +253,35 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
         small = ["data.sequence=16"] if "model=mlp" not in line else []
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
+
+
+@pytest.mark.campaign("documents")
+def test_a_model_is_tuned_in_five_commands(tmp_path: Path) -> None:
+    import tokenizers
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=300
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("Once upon a time there was a cat, and once there was a dog.\n" * 200)
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train([str(tmp_path / "texts/a.txt")], vocab_size=300)
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    small = ["steps=20", "optim.lr=0.01", "data.sequence=16", "hook=[]", "data.cache=cache", "generate.tokens=8"]
+    _, *lines = block("docs/fine-tuning.md", "pip install").split("\npython -m dtrain ")
+    for line in lines:
+        words = shlex.split(line.replace("<model>", "model"))
+        more = small if words[0] not in ("checkpoint", "generate") else []
+        done = subprocess.run(
+            [*commands.COMMAND, *words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, (words, done.stderr)
+    assert done.stdout.startswith("Once")
+    tuned, before = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("tuned", "model"))
+    changed = [name for name, value in tuned.state_dict().items() if not value.equal(before.state_dict()[name])]
+    assert len(changed) == 4 and all(name.endswith(("q_proj.weight", "v_proj.weight")) for name in changed)
 
 
 @pytest.mark.campaign("documents")

@@ -4,6 +4,8 @@ What a file's tests leave in memory ends with its process, so forking ranks from
 """
 
 import os
+import signal
+import time
 from collections import deque
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -22,6 +24,7 @@ LONGEST = (
     "launcher/test_warm.py", "test_package.py", "lifecycle/test_slowdown.py", "data/test_collate.py", "loop/test_agreement.py", "loop/test_spike.py",
 )  # fmt: skip
 """Files that begin first, so that no worker ends long after the others."""
+END_SECONDS = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,8 +73,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
                 if session.shouldstop:
                     raise session.Interrupted(session.shouldstop)
     finally:
-        kill(*[worker.pid for worker in running.values()])
+        _end([worker.pid for worker in running.values()])
     return True
+
+
+def _end(pids: list[int]) -> None:
+    """End workers: they have a while to end the servers and daemons of their fixtures."""
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    deadline = time.monotonic() + END_SECONDS
+    while (pids := [pid for pid in pids if ended(pid) is None]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kill(*pids)
 
 
 class _Worker:
@@ -139,3 +152,5 @@ def _work(session: pytest.Session, items: list[pytest.Item], reports: Connection
     with suppress(KeyboardInterrupt):  # whoever typed it is heard by the process that forked this one
         for item, following in zip(items, [*items[1:], None], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    with suppress(BaseException):  # after an interrupt, fixtures are still there
+        session._setupstate.teardown_exact(None)

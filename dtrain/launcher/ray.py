@@ -71,7 +71,7 @@ class Ray:
             self.stop()
             self._driver = _Driver(self._request)
         self._started.update(nodes)
-        self._driver.send(start=nodes, command=command, environment=environment)
+        self._driver.send(start=[*nodes], command=[*command], environment={**environment})
 
     def alive(self) -> Collection[int]:
         if self._driver is not None:

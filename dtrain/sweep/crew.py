@@ -114,7 +114,7 @@ class OfEngine:
         self._engine.prepare(self._plan)
 
     def __enter__(self) -> "OfEngine":
-        self._start(range(self._plan.nodes))
+        self._start([*range(self._plan.nodes)])
         return self
 
     def is_working(self) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import commands
 import pytest
+import ray_cluster
+import standalone
 from commands import COMMAND, Forked
 from slurm import slurm
 from ssh import hosts
@@ -55,13 +57,25 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["ssh", pytest.param("openmpi", marks=pytest.mark.slow)])
+@pytest.fixture(params=["ssh", "ray", "spark", pytest.param("openmpi", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The words that start two workers."""
     if request.param == "openmpi":
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
             monkeypatch.setenv(name, "1")
         yield ["launcher=mpi", "launcher.command='mpirun.openmpi --host localhost:2'", "sweep.workers=2"]
+        return
+    if request.param == "ray":
+        with ray_cluster.running() as cluster:
+            yield ["launcher=ray", f"launcher.cluster={cluster.address}", "sweep.workers=2"]
+        return
+    if request.param == "spark":
+        (tmp_path / "cluster").mkdir()
+        with standalone.spark(tmp_path / "cluster") as (master, variables):
+            for name, value in variables.items():
+                monkeypatch.setenv(name, value)
+            conf = [f"launcher.conf={standalone.CONF}", "launcher.address=127.0.0.1"]
+            yield ["launcher=spark", f"launcher.master={master}", *conf, "sweep.workers=2"]
         return
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={Path(__file__).parents[2]} exec {sys.executable} "$@"\n')

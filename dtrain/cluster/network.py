@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dtrain.config.environment import SECRET
+from dtrain.errors import why
 
 SHORTEST = 16
 HOW = (
@@ -87,12 +88,24 @@ def is_only_here(host: str) -> bool:
         return host == "localhost"
 
 
-def weakness(host: str, environ: Mapping[str, str]) -> str:
-    """Why serving or joining a run at `host` is not safe; empty on loopback or with a secret that is long enough."""
+def absence(host: str) -> str:
+    """Why this host cannot listen at `host`; empty if it can."""
+    try:
+        listen(host, 0).close()
+    except (OSError, UnicodeError) as error:
+        reason = why(error) if isinstance(error, OSError) else "no valid name"
+        return f"this host has no such address ({reason}). Type one that the nodes reach: hostname -I shows them."
+    return ""
+
+
+def weakness(host: str, environ: Mapping[str, str], *, is_made: bool = False) -> str:
+    """Why serving or joining a run at `host` is not safe; empty on loopback or with a secret that is long enough.
+    `is_made`: a secret is made if there is none.
+    """
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
         return f"{SECRET} has {len(secret)} characters and can be guessed: use {SHORTEST} or more. {HOW}"
-    if not secret and not is_loopback(host):
+    if not secret and not is_made and not is_loopback(host):
         return f"{host} is reachable from other hosts, but {SECRET} is not set. {HOW}"
     return ""
 

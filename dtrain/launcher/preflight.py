@@ -141,8 +141,10 @@ def _loopback(plan: Plan) -> Iterable[str]:
 
 
 def _address(plan: Plan) -> Iterable[str]:
-    """The address where nodes of other hosts join."""
-    address = plan.launcher.get("address")
+    """The address where nodes of other hosts join. For those that an engine starts the command makes a secret; that of
+    a scheduler's job is one of the job's first node.
+    """
+    address, is_elsewhere = plan.launcher.get("address"), fact(plan.launcher, "where") == "elsewhere"
     if not address:
         return
     try:
@@ -150,8 +152,10 @@ def _address(plan: Plan) -> Iterable[str]:
     except ValueError as error:
         yield f"launcher.address={error}. Type launcher.address=<an address of this host>:<a free port>."
         return
-    if weakness := network.weakness(host, os.environ):
+    if weakness := network.weakness(host, os.environ, is_made=is_elsewhere):
         yield f"launcher.address={address}: {weakness}"
+    elif is_elsewhere and not fact(plan.launcher, "detached") and (absence := network.absence(host)):
+        yield f"launcher.address={address}: {absence}"
 
 
 def _data(plan: Plan) -> Iterable[str]:

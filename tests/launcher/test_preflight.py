@@ -1,4 +1,6 @@
-"""Checks of what a run begins with: weights of others are looked at before any rank starts."""
+"""Checks of what a run begins with: weights of others, and the address at which nodes join, are looked at before any
+rank starts.
+"""
 
 import json
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 from launching import plan_of
 from safetensors.torch import load_file, save_file
 
+from dtrain.cluster import network
 from dtrain.launcher import preflight
 
 
@@ -67,3 +70,32 @@ def test_a_run_begins_with_the_weights_bit_for_bit(words: list[str], tmp_path: P
     assert again.returncode == 3
     assert "holds weights that were imported" in again.stderr
     assert json.loads((tmp_path / "hf-run/result.json").read_text())["status"] == "finished"
+
+
+SSH = ("nodes=2", "batch=8", "launcher=ssh", "launcher.hosts=[a,b]")
+
+
+def problems(out: Path, *words: str) -> str:
+    return "\n".join(preflight.missing(plan_of(out, *words)))
+
+
+@pytest.mark.skipif(network.is_loopback(network.outward()), reason="this host has no other address than loopback")
+def test_an_engine_makes_the_secret_of_an_address_that_others_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"launcher.address={network.outward()}"
+    monkeypatch.delenv("DTRAIN_SECRET", raising=False)
+    assert problems(tmp_path, *SSH, address) == ""
+    assert "DTRAIN_SECRET is not set" in problems(
+        tmp_path, "nodes=2", "batch=8", "launcher=local", "launcher.here=1", address
+    )
+    monkeypatch.setenv("DTRAIN_SECRET", "short")
+    assert "DTRAIN_SECRET has 5 characters and can be guessed" in problems(tmp_path, *SSH, address)
+
+
+@pytest.mark.parametrize("address", ["x y", "example.invalid:29400", "192.0.2.77", f"{'a' * 70}:1"])
+def test_what_is_no_address_of_this_host_is_refused_unless_it_is_one_of_a_job(address: str, tmp_path: Path) -> None:
+    said = problems(tmp_path, *SSH, f"launcher.address='{address}'")
+    assert said.startswith(f"launcher.address={address}: this host has no such address (") and "DTRAIN" not in said
+    slurm = ("nodes=2", "batch=8", "launcher=slurm", f"launcher.address='{address}'")
+    assert "launcher.address" not in problems(tmp_path, *slurm)

@@ -57,7 +57,8 @@ def launch(
     try:
         address = network.meeting(address) if address or engine else None
     except (OSError, ValueError) as error:
-        raise PreflightError(f"launcher.address={address}: {error}.") from error
+        reason = why(error) if isinstance(error, OSError) else error
+        raise PreflightError(f"launcher.address={address}: {reason}. Type one of this host that is free.") from error
     scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + restarts)))
     request: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address, "here": here}
     request |= {"plan": plan.to_dict(), "storage": options.hand_over()}

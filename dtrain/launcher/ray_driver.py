@@ -196,6 +196,8 @@ class Cluster:
                 _show(chunks)
             _show(chunks[:-1])
             ray.get(run)
+        except ray.exceptions.RayActorError:
+            screen.complain(f"node {node} of Ray: its actor was lost, or the host that it was on")
         except (ray.exceptions.RayError, PreflightError) as error:
             screen.complain(f"node {node} of Ray: {first_line(error)}")
         finally:

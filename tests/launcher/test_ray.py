@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import commands
 import pytest
@@ -14,6 +15,7 @@ from commands import COMMAND, Forked
 from killing import descendants
 from ray_cluster import Cluster
 
+from dtrain.launcher import ray_driver
 from dtrain.launcher.process import parent_of
 from dtrain.launcher.ray_driver import Node
 from dtrain.testing.engine import EngineTests, _folder, _rows, _starts, _steps, agents
@@ -129,6 +131,23 @@ def test_ray_is_named_where_it_is_not_installed(tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; sys.argv[0] = 'dtrain'; from dtrain.__main__ import main; sys.exit(main())"
     done = commands.python("-c", code, *SMALL, cwd=tmp_path)
     assert done.returncode == 3 and "Type pip install 'dtrain[ray]'" in done.stderr, done.stderr
+
+
+def test_an_actor_that_was_lost_is_told_in_a_few_words(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not here. Type: pip install 'dtrain[ray]'")
+
+    def lost(*_: object) -> None:
+        raise ray.exceptions.ActorUnavailableError("RpcError: RPC error: Socket closed rpc_code: 14", b"\0" * 16)
+
+    ended = list[int]()
+    cluster = ray_driver.Cluster([1], {"CPU": 1}, ".", ended.append)
+    cluster._nodes, cluster._actors = 1, {0: SimpleNamespace(run=SimpleNamespace(remote=lost))}
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    cluster._run(0, [], {})
+    assert ended == [0]
+    assert capfd.readouterr().err == "dtrain: node 0 of Ray: its actor was lost, or the host that it was on\n"
 
 
 def test_a_node_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,13 @@ def test_an_executor_without_dtrain_is_told_by_what_it_lacks(tmp_path: Path, mon
             "versions. Type launcher.python=",
         ),
         ("java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main", "this Java is too old for Spark"),
+        (
+            "o1.\n: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier "
+            "ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(1, 0) finished "
+            "unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command "
+            "exited with code 137\n\tat org.x",
+            "executor 0 of Spark was lost",
+        ),
         ("o0.\n: org.apache.spark.SparkException: worker lost\n\tat org.x", "org.apache.spark.SparkException: worker lost."),
     ],
 )  # fmt: skip

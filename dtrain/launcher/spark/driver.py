@@ -165,6 +165,8 @@ def reason(text: str, nodes: int) -> str:
             "workers, type nodes=<fewer>, or set the cores of a node: launcher.conf={spark.executor.cores: 1, "
             "spark.task.cpus: 1}."
         )
+    if match := re.search(r"ExecutorLostFailure \(executor (\S+)", text):
+        return f"executor {match[1]} of Spark was lost: it, its worker or its host has ended."
     if "UnsupportedClassVersionError" in text:
         return "this Java is too old for Spark. Install Java 17, or set JAVA_HOME to it."
     if match := re.search(r'Cannot run program "([^"]+)"', text):

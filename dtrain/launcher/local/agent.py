@@ -179,9 +179,10 @@ class Agent:
         self._link.send(do=do, round=round, files={} if self._shared else files.pack(self._reports))
 
     def _stop(self, *, number: int) -> None:
+        """Ranks ignore SIGINT where what started this node does."""
         self._asked = True
         for pid in self._ranks:
-            os.kill(pid, number)
+            os.kill(pid, number if number in signals.STOP_SIGNALS else signal.SIGUSR1)
 
     def _end(self, *, round: int, known: str) -> None:
         """Have living ranks report, end them, and answer the server."""

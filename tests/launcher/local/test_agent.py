@@ -16,6 +16,7 @@ from launching import free_port, plan_of, steps_of, wait_for_step
 
 from dtrain.launcher import process
 from dtrain.launcher.local.agent import Agent, join
+from dtrain.lifecycle import signals
 
 WORDS = (
     "model._target_=launching.Slow",
@@ -148,3 +149,13 @@ def test_the_signal_of_an_agent_that_waits_for_its_server_ends_it(tmp_path: Path
     time.sleep(1.0)
     agent.terminate()
     assert agent.wait(60) == -signal.SIGTERM
+
+
+def test_ranks_that_ignore_sigint_are_asked_by_another_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "STOP_SIGNALS", (signal.SIGTERM, signal.SIGUSR1))
+    rank = subprocess.Popen(["sleep", "60"])
+    nothing = cast(Any, None)
+    agent = Agent(nothing, nothing, folder=tmp_path, memory=tmp_path, lease=None, shared=True, alone=True)
+    agent._ranks[rank.pid] = 0
+    agent._stop(number=signal.SIGINT)
+    assert rank.wait(10) == -signal.SIGUSR1

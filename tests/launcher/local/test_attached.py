@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_one_signal_saves_and_the_words_go_on(number: int, code: int, tmp_path: 
     assert 3 <= done < 2000
     Begun(tmp_path / "run", *words, f"steps={done + 2}", launcher="local").end(0)
     assert steps_of(tmp_path / "run") == list(range(1, done + 3))
+
+
+@pytest.mark.campaign("signals")
+def test_ctrl_c_saves_where_a_daemon_that_ignores_it_starts_the_agents(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntrap '' INT HUP\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o700)
+    begun = Begun(tmp_path / "run", *SLOW, "steps=2000", f"launcher.python={python}")
+    wait_for_step(tmp_path / "run", 3)
+    begun.command.send_signal(signal.SIGINT)
+    assert "interrupted after" in begun.end(130)
+    assert steps_of(tmp_path / "run")[-1] < 2000 and leavings(tmp_path / "run")
 
 
 @pytest.mark.campaign("signals")

@@ -40,6 +40,25 @@ def ragged() -> Any:
     return ray.data.from_items([{"tokens": row} for row in ([1, 2, 3], [4], [5, 6])])
 
 
+def empty() -> Any:
+    import ray
+
+    return ray.data.from_items([{"tokens": row} for row in range(4)]).filter(lambda row: row["tokens"] > 4)
+
+
+def holes(column: str) -> Any:
+    """Nulls in two blocks, and in the arrays of one."""
+    import pyarrow
+    import ray
+
+    blocks = [{"label": [1, None], "pixels": [[1.0], [2.0]]}, {"label": [None, 3], "pixels": [[None], [4.0]]}]
+    return ray.data.from_arrow([pyarrow.table(block).select([column]) for block in blocks])
+
+
+def failing() -> Any:
+    raise KeyError("rows")
+
+
 def no_dataset() -> Any:
     return [1, 2, 3]
 

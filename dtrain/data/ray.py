@@ -12,9 +12,12 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,15 +27,20 @@ from torch import Tensor
 from dtrain.cluster import ray as cluster_of
 from dtrain.data import Indices
 from dtrain.data.dataset import Dataset
-from dtrain.errors import PreflightError, WordsError, first_line
+from dtrain.errors import DtrainError, PreflightError, WordsError, first_line
 from dtrain.lifecycle import signals
+from dtrain.storage import store
 
 NAMESPACE = "dtrain"
 SHARE = 0.25
 """Of the smallest object store: a Dataset with fewer bytes is read whole."""
+FULL_SECONDS, BUSY_SECONDS = 10.0, 60.0
+"""Time for a CPU of the cluster to become free: where placement groups have them all, and where tasks do."""
 KINDS = {"f": np.float32, "i": np.int64}
 """Kind of numbers -> their type in a batch."""
 Columns = dict[str, NDArray[Any]]
+Nulls = dict[tuple[str, bool], int]
+"""Column, and whether inside its arrays -> the number of nulls there."""
 
 
 def build(
@@ -46,6 +54,8 @@ def build(
             "data=ray reads one Dataset. Type data.path=<Parquet files>, or data.dataset._target_=<a function that "
             "returns a ray.data.Dataset>."
         )
+    if path is not None and store.is_local(path):  # it is read by a process with another working folder
+        path = str(Path(store.local_path(path)).absolute())
     columns = [inputs] if isinstance(inputs, str) else [*inputs]
     rows = Rows(
         dataset or partial(_parquet, str(path)), [*dict.fromkeys([*columns, targets])], cluster, named=repr(path)
@@ -72,11 +82,14 @@ class Rows:
         self._actor = actor.remote(make)
         """It ends with the process that made it."""
         try:
-            self._blocks, counts, has, size = ray.get(self._actor.blocks.remote())
+            self._blocks, counts, has, size, nulls = ray.get(self._actor.blocks.remote(names))
         except ray.exceptions.RayError as error:
             raise PreflightError(f"data: Ray cannot read the rows: {_reason(error)}") from error
+        if not sum(counts):
+            raise PreflightError("data: there is no row in the Dataset.")
         if lacking := [name for name in names if name not in has]:
             raise WordsError(f"data: the rows have no column {', '.join(lacking)}. They have {', '.join(has)}.")
+        _refuse_nulls(nulls, sum(counts))
         self._ends = np.cumsum(counts)
         self._is_small = size < SHARE * _smallest_store(ray.nodes())
 
@@ -130,26 +143,73 @@ class Blocks:
         self._make = make
         self._dataset: Any = None
 
-    def blocks(self) -> tuple[list[Any], list[int], list[str], int]:
-        """References to the blocks, the number of rows of each, the names of the columns, and the size in bytes."""
+    def blocks(self, names: Sequence[str]) -> tuple[list[Any], list[int], list[str], int, Nulls]:
+        """References to the blocks, the number of rows of each, the names of the columns, the size in bytes, and the
+        nulls of the columns `names`.
+        """
         import ray
 
         self._dataset = self._dataset or self._executed()
         blocks = self._dataset.to_arrow_refs()
-        count = ray.remote(num_cpus=0)(lambda block: block.num_rows)
-        counts = ray.get([count.remote(block) for block in blocks])
-        return blocks, counts, self._dataset.columns() or [], self._dataset.size_bytes()
+        look = ray.remote(num_cpus=0)(survey)
+        surveys = ray.get([look.remote(block, names) for block in blocks])
+        nulls = sum((Counter(found) for _, found in surveys), Counter[tuple[str, bool]]())
+        counts = [rows for rows, _ in surveys]
+        return blocks, counts, self._dataset.columns() or [], self._dataset.size_bytes(), nulls
 
     def _executed(self) -> Any:
         import ray
 
+        _await_cpu()
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
         made = self._make()
         if not isinstance(made, ray.data.Dataset):
-            raise TypeError(f"data.dataset returned a {type(made).__name__}, and no ray.data.Dataset")
+            raise WordsError(f"data.dataset returned a {type(made).__name__}, and no ray.data.Dataset")
         return made.materialize()
+
+
+def _await_cpu() -> None:
+    """Return when a task of the cluster has had a CPU; the tasks of a Dataset need one. Raises PreflightError."""
+    import ray
+    from ray.util import placement_group_table
+
+    probe, since = ray.remote(num_cpus=1)(lambda: None).remote(), time.monotonic()
+    while not ray.wait([probe], timeout=1.0)[0]:
+        cpus, waited = ray.cluster_resources().get("CPU", 0), time.monotonic() - since
+        groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+        reserved = sum(bundle.get("CPU", 0) for group in groups for bundle in group["bundles"].values())
+        is_full = reserved > cpus - 1
+        if waited > (FULL_SECONDS if is_full else BUSY_SECONDS):
+            ray.cancel(probe)
+            has = f"runs have reserved {reserved:g} of {cpus:g}" if is_full else f"other tasks use them ({cpus:g})"
+            raise PreflightError(
+                f"no CPU of the cluster is free to execute the Dataset: {has}. Type devices= or threads= that leave "
+                "one; in a sweep, sweep.parallel=."
+            )
+
+
+def survey(block: Any, names: Sequence[str]) -> tuple[int, Nulls]:
+    """The rows of a block, and the nulls of its columns."""
+    from pyarrow import compute, types
+
+    nulls: Nulls = {}
+    for name in set(names) & {*block.column_names}:
+        column = block.column(name)
+        nulls[name, False] = column.null_count
+        while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+            column = compute.list_flatten(column)
+            nulls[name, True] = nulls.get((name, True), 0) + column.null_count
+    return block.num_rows, nulls
+
+
+def _refuse_nulls(nulls: Nulls, rows: int) -> None:
+    for (name, is_inside), count in sorted(nulls.items()):
+        if count and is_inside:
+            raise PreflightError(f"data: column {name} has arrays with nulls. Fill them.")
+        if count:
+            raise PreflightError(f"data: column {name} has {count} null(s) in {rows} rows. Drop them.")
 
 
 def select(block: Any, places: Indices, names: Sequence[str]) -> Columns:
@@ -200,4 +260,7 @@ def _smallest_store(nodes: Sequence[Any]) -> float:
 
 
 def _reason(error: BaseException) -> str:
-    return first_line(getattr(error, "cause", None) or error)
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    line, kind = first_line(error), type(error).__name__
+    return line if isinstance(error, DtrainError) or line == kind else f"{kind}: {line}"

@@ -12,6 +12,9 @@ import ray_cluster
 from ray_cluster import Cluster
 from ray_rows import labels, pixels
 
+from dtrain.data import ray as source
+from dtrain.errors import PreflightError
+
 UNEVEN = (257, 1, 0, 257)
 """Rows of the files."""
 WORDS = (
@@ -58,7 +61,8 @@ def test_every_world_has_the_losses_of_the_same_rows_without_ray(
 ) -> None:
     mesh = ("strategy=ddp", f"devices={world}") if world > 1 else ()
     near = losses(tmp_path, "near", *LOCAL, *mesh)
-    assert losses(tmp_path, "far", "data=ray", f"data.path={files}", *mesh, address=cluster.address) == near
+    path = os.path.relpath(files, tmp_path)
+    assert losses(tmp_path, "far", "data=ray", f"data.path={path}", *mesh, address=cluster.address) == near
     assert len(near) >= 40
 
 
@@ -92,6 +96,10 @@ assert len(seven) == ray_rows.ROWS and all((seven[order][name] == whole[name]).a
 assert (seven[514]["pixels"] == one[514]["pixels"]).all()
 sentence(lambda: rows(1, "image"))
 sentence(lambda: source.Rows(ray_rows.no_dataset, ["pixels"], None))
+sentence(lambda: source.Rows(ray_rows.failing, ["pixels"], None))
+sentence(lambda: source.Rows(ray_rows.empty, ["tokens"], None))
+for name in "label", "pixels":
+    sentence(lambda: source.Rows(partial(ray_rows.holes, name), [name], None))
 import ray
 from dtrain.data.dataset import Dataset
 sentence(lambda: Dataset(ray_rows.dataset(1)))
@@ -111,6 +119,10 @@ def test_rows_are_the_same_in_any_blocks_and_by_either_way(tmp_path: Path, clust
     assert done.stdout.splitlines() == [
         "data: the rows have no column image. They have pixels, label.",
         "data: Ray cannot read the rows: data.dataset returned a list, and no ray.data.Dataset",
+        "data: Ray cannot read the rows: KeyError: 'rows'",
+        "data: there is no row in the Dataset.",
+        "data: column label has 2 null(s) in 4 rows. Drop them.",
+        "data: column pixels has arrays with nulls. Fill them.",
         "data.dataset: Dataset is not map-style: it needs __len__ and __getitem__. Type data=ray data.dataset._target_=<a "
         "function of yours that returns it>.",
         "data: the rows of tokens have different lengths, 1 to 3. Type data.pad=<the padding token>.",
@@ -130,6 +142,38 @@ def test_a_run_on_ray_goes_on_with_the_next_row(tmp_path: Path, cluster: Cluster
     )
     near = losses(tmp_path, "near", *LOCAL, *words, *killed, "launcher=local")
     assert losses(tmp_path, "far", *far, *words, *killed, address=cluster.address) == near
+
+
+@pytest.mark.campaign("network")
+def test_a_run_that_leaves_no_cpu_for_the_dataset_says_so(tmp_path: Path, cluster: Cluster) -> None:
+    words = ("data=ray", "data.dataset._target_=ray_rows.dataset", "data.dataset.blocks=7", "launcher=ray", "nodes=3")
+    env = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": ray_cluster.PATH}
+    all_of_it = ("strategy=ddp", "devices=2", "threads=1", "batch=12", "launcher.wait=30", "out=run")
+    done = commands.run(*WORDS, *words, *all_of_it, cwd=tmp_path, env=env)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert (
+        "no CPU of the cluster is free to execute the Dataset: runs have reserved 6 of 6. Type devices= or threads= that "
+        "leave one; in a sweep, sweep.parallel=."
+    ) in done.stderr
+
+
+def test_nulls_of_a_block_are_counted_also_those_inside_arrays() -> None:
+    pa = pytest.importorskip("pyarrow", reason="pip install 'dtrain[ray]'")
+    block = pa.table({"x": [[1, None], None, [None]], "y": [1, 2, 3], "z": [None, None, 1.0]})
+    rows, nulls = source.survey(block, ["x", "y", "z", "none"])
+    assert rows == 3 and {at: count for at, count in nulls.items() if count} == {
+        ("x", False): 1,
+        ("x", True): 2,
+        ("z", False): 2,
+    }
+
+
+def test_an_error_of_ray_says_which_one() -> None:
+    assert source._reason(FileNotFoundError("rows")) == "FileNotFoundError: rows"
+    outer = RuntimeError("many lines")
+    outer.cause = KeyError("pixels")  # type: ignore[attr-defined] # as Ray's errors have
+    assert source._reason(outer) == "KeyError: 'pixels'"
+    assert source._reason(PreflightError("a sentence")) == "a sentence"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
         "length": "text", "text": "bool", "parts": "text", "vocab_of": "mapping", "inputs": "any",
         "files": ["tokens", "jsonl", "csv", "parquet", "hf"], "targets": "any",
-        "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
+        "cpus": "int >= 1", "samples": "int >= 1", "outputs": "int >= 1", "vocab": "int >= 1",
     },
     "launcher": {
         "where": ["here", "around", "elsewhere"], "most": "int >= 1", "detached": "bool", "here": "int >= 1",

@@ -186,7 +186,7 @@ def _await_cpu() -> None:
             has = f"runs have reserved {reserved:g} of {cpus:g}" if is_full else f"other tasks use them ({cpus:g})"
             raise PreflightError(
                 f"no CPU of the cluster is free to execute the Dataset: {has}. Type devices= or threads= that leave "
-                "one; in a sweep, sweep.parallel=."
+                "one."
             )
 
 

@@ -224,7 +224,8 @@ def _on(nodes: Nodes, judged: Judged, words: Sequence[str]) -> Crew:
         raise WordsError(
             f"nodes={plan.nodes}: a job of a sweep runs on the node of its worker. Type nodes=1 devices={ranks}."
         )
-    most = there.gpus if plan.device == "cuda" else there.cpus // plan.threads
+    left = there.cpus - fact(plan.data, "cpus", 0)
+    most = there.gpus if plan.device == "cuda" else left // plan.threads
     ranks = max(plan.devices, min(judged.slots * plan.devices, most))
     workers = replace(plan, out=words[0], nodes=number, devices=ranks, launcher=nodes.launcher)
     built = build(nodes.launcher)

@@ -153,7 +153,7 @@ def test_a_run_that_leaves_no_cpu_for_the_dataset_says_so(tmp_path: Path, cluste
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
     assert (
         "no CPU of the cluster is free to execute the Dataset: runs have reserved 6 of 6. Type devices= or threads= that "
-        "leave one; in a sweep, sweep.parallel=."
+        "leave one."
     ) in done.stderr
 
 

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import commands
 import pytest
@@ -18,10 +20,15 @@ from commands import COMMAND, Forked
 from slurm import slurm
 from ssh import hosts
 
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
 from dtrain.config.environment import HANDED, SOURCE, WORKERS
+from dtrain.resolve import resolve
 from dtrain.storage import options
 from dtrain.sweep import jobs, worker
-from dtrain.sweep.crew import split
+from dtrain.sweep.crew import Nodes, OfEngine, crew, split
+from dtrain.sweep.foreign import OURS
+from dtrain.sweep.jobs import Request
 
 SMALL = ["model=mlp", "data=synthetic", "objective=regression", "hook=[]", "logger=[]", "checkpoint.every=50"]
 
@@ -175,6 +182,18 @@ def test_an_engine_of_the_users_own_starts_workers(monkeypatch: pytest.MonkeyPat
     request, nodes = split(jobs.read(words))
     assert nodes and nodes.word == "launcher._target_=kit.engine.Processes"
     assert [word.key for word in request.words] == ["trust"]
+
+
+@pytest.mark.parametrize(("data", "devices"), [("data=synthetic", 4), ("data=ray", 3)])
+def test_workers_leave_a_cpu_to_tasks_that_read_the_rows(data: str, devices: int) -> None:
+    words = ["model=mlp", "objective=regression", "threads=1", data]
+    words += ["data.path=rows", "data.inputs=x", "data.targets=y"] if data == "data=ray" else []
+    config, host = compose([*words, "sweep.workers=2"]), Cluster(gpus=0, cpus=4)
+    judged = SimpleNamespace(plan=resolve(compose(words), host), config=config, slots=8)
+    nodes = Nodes("launcher=ray", compose(["launcher=ray"]).launcher, host)
+    workers = crew(cast(Any, judged), Request("s", (), (), ()), OURS, nodes)
+    assert isinstance(workers, OfEngine) and workers._plan.devices == devices
+    workers._engine.stop()
 
 
 def test_a_worker_with_another_dtrain_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ model.save("/shared/model"); dtrain.spark.Fitted.load("/shared/model")
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,16 @@ from dtrain.compose import value_of
 from dtrain.config.facts import about
 from dtrain.config.word import text
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.launcher.run import described
+from dtrain.launcher import preflight
+from dtrain.launcher.run import finished
+from dtrain.launcher.spark.driver import reason
 from dtrain.planned import Plan
-from dtrain.storage import store
+from dtrain.storage import lease, store
 
 try:
     import pandas as pd  # type: ignore[import-untyped] # its stubs are another package
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
     from pyspark.ml import Transformer
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
@@ -32,7 +37,7 @@ try:
     from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
     from pyspark.sql import functions as F
     from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined] # it does not say that it exports it
-    from pyspark.sql.types import ArrayType, IntegralType, NumericType
+    from pyspark.sql.types import ArrayType, BooleanType, IntegralType, NumericType
 except ImportError as error:
     raise PreflightError(f"dtrain.spark: {error}. Type: pip install 'dtrain[spark]'") from None
 
@@ -51,32 +56,48 @@ def fit(
     prediction: str = "prediction",
 ) -> "Fitted":  # fmt: skip
     """Train on the rows of `df` as `dtrain.run(*words, out=out)` does, and return what predicts the column
-    `prediction`. `features`: a column of vectors or arrays, or columns of numbers. `label`: numbers, whole ones for
-    classification, or arrays.
+    `prediction`. `features`: a column of vectors or arrays, or columns of numbers. `label`: numbers (whole ones or
+    booleans mean classification) or arrays.
 
     The rows are written to <out>/rows once, in the order of their partitions. The same call again goes on, and needs
     the same rows. Errors as for `dtrain.run`.
     """
     names = [features] if isinstance(features, str) else [*features]
     rows = _chosen(df, names, label, value_of(words, "objective"))
-    objective = "classification" if isinstance(rows.schema["label"].dataType, IntegralType) else "regression"
-    chosen = [] if value_of(words, "objective") else [f"objective={objective}"]
-    path = _written(rows, out)
+    is_whole = isinstance(rows.schema["label"].dataType, IntegralType | BooleanType)
+    chosen = [] if value_of(words, "objective") else [f"objective={'classification' if is_whole else 'regression'}"]
+    root = str(Path(out).absolute()) if store.is_local(out) else out
+    path = store.join(root, ROWS)
     data = ("data=spark", f"data.path={text(path)}", "data.features=features", "data.label=label")
+    plan = _judged([*chosen, *words, *data], out)
+    with store.anchored(), lease.hold(plan.out):
+        _write(rows, root, out)
     api.run(*chosen, *words, *data, out=out)
-    return _fitted(out, names, prediction)
+    return _fitted(plan, names, prediction)
+
+
+def _judged(words: Sequence[str], out: str) -> Plan:
+    """The plan of a run whose rows are not written yet. Raises WordsError and PreflightError as `dtrain.run` does."""
+    plan = api.plan(*words, out=out)
+    if not finished(plan):
+        with trusting(plan.trust):
+            build(plan.launcher).describe(plan)
+        preflight.check(replace(plan, data={**plan.data, "path": None}))
+    return plan
 
 
 def _chosen(df: "DataFrame", features: Sequence[str], label: str, objective: str | None) -> "DataFrame":
     """The columns `features` and `label`."""
+    if not features:
+        raise WordsError(f"fit: features=[] names no column. The DataFrame has {', '.join(df.columns)}.")
     if absent := [name for name in (*features, label) if name not in df.columns]:
         raise WordsError(f"fit: the DataFrame has no column {absent[0]}. Its columns: {', '.join(df.columns)}.")
     target, kind = F.col(f"`{label}`"), df.schema[label].dataType
     if isinstance(kind, VectorUDT):
         target = vector_to_array(target, "float32")
-    elif objective == "classification" and isinstance(kind, NumericType):
+    elif objective == "classification" and isinstance(kind, NumericType | BooleanType):
         target = target.cast("bigint")
-    elif objective == "regression" and isinstance(kind, NumericType):
+    elif objective == "regression" and isinstance(kind, NumericType | BooleanType):
         target = target.cast("float")
     return df.select(_array(df, features).alias("features"), target.alias("label"))
 
@@ -92,9 +113,10 @@ def _array(df: "DataFrame", features: Sequence[str]) -> "Column":
     return F.array(*(column.cast("float") for column in columns))
 
 
-def _written(rows: "DataFrame", out: str) -> str:
-    """The place of the rows, which are written unless they are there already. Raises WordsError if those are others."""
-    root = str(Path(out).absolute()) if store.is_local(out) else out
+def _write(rows: "DataFrame", root: str, out: str) -> None:
+    """Write the rows below `root`, unless they are there already. Raises WordsError if those are others, and StoreError
+    if Spark cannot.
+    """
     path, facts = store.join(root, ROWS), store.join(root, ROWS_FACTS)
     if store.exists(facts):
         there, here = json.loads(store.read(facts)), _digest(rows)
@@ -103,18 +125,20 @@ def _written(rows: "DataFrame", out: str) -> str:
                 f"out={out} has {there['rows']} rows of another DataFrame (this one has {here['rows']}, or other "
                 f"values). Type another out, or remove it to begin again."
             )
-        return path
+        return
     protocol, mark, rest = path.partition("://")
     place = f"{HADOOP.get(protocol, protocol)}://{rest}" if mark else f"file://{path}"
-    rows.write.mode("overwrite").parquet(place)
-    digest = _digest(rows.sparkSession.read.parquet(place))
-    if not any(url.endswith(".parquet") for url in store.find(path)):
+    hint = "Type an out that this host and the workers share, or a URL that Spark can write to"
+    try:
+        rows.write.mode("overwrite").parquet(place)
+        digest = _digest(rows.sparkSession.read.parquet(place))
+    except (Py4JError, PySparkException) as error:
         raise StoreError.during(
-            "find the rows that Spark wrote to", path, "they are on the workers' disks",
-            " Type an out that this host and the workers share, or a URL.",
-        )  # fmt: skip
+            "have Spark write the rows to", path, reason(str(error), 0).rstrip("."), hint
+        ) from error
+    if not any(url.endswith(".parquet") for url in store.find(path)):
+        raise StoreError.during("find the rows that Spark wrote to", path, "they are on the workers' disks", hint)
     store.publish(facts, json.dumps(digest).encode())
-    return path
 
 
 def _digest(rows: "DataFrame") -> dict[str, Any]:
@@ -124,14 +148,13 @@ def _digest(rows: "DataFrame") -> dict[str, Any]:
     return {"rows": counted[0], "sum": str(counted[1])}
 
 
-def _fitted(out: str, features: Sequence[str], prediction: str) -> "Fitted":
+def _fitted(plan: Plan, features: Sequence[str], prediction: str) -> "Fitted":
     """The newest weights of the run."""
     from safetensors.torch import save_model
 
-    plan = Plan.from_dict(described(out) or {})
     with trusting(plan.trust):
         facts = build(plan.data).facts
-        model = api.load(out)
+        model = api.load(plan.out)
     part = {name: facts[name] if value == "auto" else value for name, value in plan.model.items() if name != "_about_"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, WEIGHTS)

@@ -12,7 +12,7 @@ import commands
 import numpy as np
 import pytest
 import torch
-from standalone import SMALL, spark
+from standalone import SMALL, skip_without, spark, variables
 
 import dtrain
 
@@ -113,3 +113,84 @@ def test_uneven_partitions_give_the_weights_of_the_same_rows_here(
     np.testing.assert_allclose(json.loads(line.partition(" ")[2]), expected.numpy(), rtol=1e-5, atol=1e-6)
     saved = [path.name for path in (place / "saved").rglob("*") if path.is_file() and path.suffix != ".crc"]
     assert {name.partition("-")[0] for name in saved} <= {"part", "_SUCCESS", "model.safetensors"}
+
+
+KINDS = """
+import numpy as np
+from pathlib import Path
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import dtrain.spark
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.memory", "512m").getOrCreate()
+random = np.random.default_rng(0)
+label = random.integers(0, 3, 200)
+x = random.normal(size=(200, 4)) + 4 * np.eye(3, 4)[label]
+rows = [(row.tolist(), int(value)) for row, value in zip(x, label)]
+df = spark.createDataFrame(rows, "features array<double>, label int").coalesce(1).cache()
+words = ["model=mlp", "model.width=16", "steps=80", "batch=32", "optim.lr=0.01", "logger=[]", "hook=[]"]
+number = iter(range(100))
+
+
+def fit(df, *more, out="", **named):
+    return dtrain.spark.fit(df, *words, *more, out=out or f"out{next(number)}", **named)
+
+
+def right(df, *more):
+    model = fit(df, *more)
+    rows = model.transform(df).select(F.col("label").cast("double"), "prediction").collect()
+    return model.card["kind"], sum(row[0] == row[1] for row in rows) > 0.9 * len(rows)
+
+
+def refused(name, *more, **named):
+    try:
+        fit(df, *more, **named)
+    except dtrain.DtrainError as error:
+        print(name, type(error).__name__, " ".join(str(error).split()))
+
+
+print("classes", right(df))
+print("two", right(df.withColumn("label", (F.col("label") > 0).cast("int"))))
+print("double", right(df.withColumn("label", F.col("label").cast("double")), "objective=classification"))
+print("boolean", right(df.withColumn("label", F.col("label") > 0)))
+print("number", fit(df.withColumn("label", F.col("label").cast("double"))).card["kind"])
+dtrain.run("model=mlp", "data=synthetic", "objective=regression", "steps=2", "logger=[]", "hook=[]", out="near")
+refused("word", "stepz=3", out="bad")
+refused("foreign", out="near")
+refused("none", features=[], out="bad")
+refused("scheme", out="memory://x/y")
+refused("denied", out="/proc/nope")
+print("written", Path("bad").exists() or Path("near/rows").exists())
+spark.stop()
+"""
+
+
+@pytest.mark.campaign("network")
+def test_labels_of_any_kind_are_predicted_and_what_is_refused_writes_nothing(tmp_path: Path) -> None:
+    skip_without()
+    program = tmp_path / "kinds.py"
+    program.write_text(KINDS)
+    environment = {**os.environ, **variables(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = commands.python(str(program), cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if line.partition(" ")[0] in SAID]
+    assert len(said) == len(SAID), done.stdout
+    for line, sentence in zip(said, SAID.items(), strict=True):
+        assert line.startswith(" ".join(sentence)), line
+
+
+SAID = {
+    "classes": "('class', True)",
+    "two": "('class', True)",
+    "double": "('class', True)",
+    "boolean": "('class', True)",
+    "number": "number",
+    "word": "WordsError ",
+    "foreign": "WordsError out=near holds a run with another model, data",
+    "none": "WordsError fit: features=[] names no column. The DataFrame has features, label.",
+    "scheme": "StoreError cannot have Spark write the rows to memory://x/y/rows: ",
+    "denied": "PreflightError out=/proc/nope: ",
+    "written": "False",
+}

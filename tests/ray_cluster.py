@@ -1,4 +1,5 @@
-"""A Ray cluster of three nodes, all on loopback, which ends with the process that started it.
+"""A Ray cluster of three nodes, all on loopback, which ends with the process that started it. It ignores SIGINT, as
+what a script starts by `&` does, and its workers inherit that.
 
 python tests/ray_cluster.py <folder>    # prints its address and the raylet of its head; kills the node of each raylet on standard input
 """
@@ -7,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +64,7 @@ def running() -> Iterator[Cluster]:
 
 def main(folder: str) -> None:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from ray.cluster_utils import Cluster
 
     how = {"num_cpus": 2, "object_store_memory": STORE, "temp_dir": folder, "node_ip_address": LOOPBACK}

@@ -10,6 +10,8 @@ from dtrain.errors import PreflightError, WordsError, why
 CLIENT, TOKEN = "ray://", "RAY_AUTH_MODE"
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_server_request_timeout_seconds": "10"}
 """No report of its use is sent; a cluster answers, and Ray's process on this host is found, within that time."""
+NONE_HERE = ("Could not find any running Ray instance", "Failed to connect to Ray cluster")
+"""Messages of Ray on a host without a cluster, and on one whose last cluster was killed."""
 REACH_SECONDS = 5.0
 """Time for the head of a cluster to accept a connection."""
 
@@ -46,7 +48,7 @@ def connect(cluster: str | None, key: str) -> str:
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except (ray.exceptions.RayError, ImportError, OSError, RuntimeError, ValueError) as error:
         text = " ".join(str(error).split()).removesuffix(".")
-        if "Could not find any running Ray instance" in text:
+        if where == "auto" and any(said in text for said in NONE_HERE):
             raise PreflightError(
                 f"this host is no node of a Ray cluster, and there is no RAY_ADDRESS. Type {key}=<host>:<port>, or "
                 "start one: ray start --head"

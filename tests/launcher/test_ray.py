@@ -120,7 +120,7 @@ def test_what_is_no_cluster_is_refused(cluster: str, code: int, sentence: str, t
 @pytest.mark.skipif(os.getuid() != 0, reason="a namespace without other tests' clusters needs root")
 def test_a_host_that_is_no_node_of_a_cluster_is_told(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not here. Type: pip install 'dtrain[ray]'")
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": str(tmp_path)}
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *COMMAND, *SMALL]
     done = subprocess.run(alone, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr

@@ -131,7 +131,7 @@ def _place(row: Row, values: Mapping[str, str]) -> External:
             f"{SET_OR_UNSET}."
         )
     local, local_rank = _local(row, numbers, values) if row.kind == "ranks" else 0, numbers.get(row.local_rank)
-    address, port = _address(row, values, needed=world > 1)
+    address, port = _address(row, values, needed=world != 1)
     job = [f"{name}={values[name]}" for name in row.job if values.get(name)]
     return External(
         rank, world, local, values.get("TORCHELASTIC_USE_AGENT_STORE") == "True", row.kind,

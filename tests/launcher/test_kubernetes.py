@@ -1,8 +1,10 @@
 """Runs that the real kubectl submits to a stand-in for a cluster (tests/apiserver.py), where pods are processes."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +131,36 @@ def test_a_pod_that_is_deleted_comes_back_and_no_step_is_lost(cluster: dict[str,
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*range(1, 1001)]
     pods = [each for each in kept(cluster) if f"/{name}-" in each]
     assert len(pods) == 4, "both pods saved, ended with 75, and were replaced"
+
+
+@pytest.mark.campaign("kills")
+def test_the_first_pod_is_killed_and_the_others_join_the_one_that_replaces_it(
+    cluster: dict[str, str], place: Path
+) -> None:
+    command = Forked(
+        [*commands.COMMAND, *RUN, *words(place), "steps=400", "launcher.wait=30"], cwd=place, env=cluster, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    metrics = place / "run" / "metrics.jsonl"
+    while not metrics.exists() or metrics.stat().st_size < 1000:
+        assert command.poll() is None, command.communicate()[0]
+    killed = _first_pod(place / "run")
+    os.killpg(killed, signal.SIGKILL)
+    output = command.communicate(timeout=150)[0]
+    assert command.returncode == 0, output
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*range(1, 401)]
+    name = json.loads((place / "run" / "engine.json").read_text())["job"]
+    assert sum(each.startswith(f"pod/{name}-1-") for each in kept(cluster)) == 1, "the second pod waited for the first"
+
+
+def _first_pod(out: Path) -> int:
+    """The process of the first pod of a run."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_run = (entry / "cmdline").read_bytes().endswith(f"dtrain\0run\0{out}\0".encode())
+            if is_run and b"\0JOB_COMPLETION_INDEX=0\0" in (entry / "environ").read_bytes():
+                return os.getsid(int(entry.name))
+    raise AssertionError("no pod of the first index runs")
 
 
 def test_kubectl_reads_the_objects_as_they_were_meant(cluster: dict[str, str]) -> None:

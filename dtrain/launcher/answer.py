@@ -1,6 +1,7 @@
 """Answers of a scheduler's own commands, such as squeue or kubectl."""
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -19,13 +20,13 @@ def answer(
     environment: Mapping[str, str] | None = None,
 ) -> str:
     """The output of a command for `launcher`. `install`: what to do if it is not here. `environment`: beside that of
-    this process. Raises PreflightError with the command's own sentence.
+    this process. Ctrl-C in the terminal does not reach the command. Raises PreflightError with its own sentence.
     """
     name = command[0]
     try:
         done = subprocess.run(
             command, input=stdin, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
-            errors="replace", timeout=ANSWER_SECONDS, check=True,
+            errors="replace", timeout=ANSWER_SECONDS, check=True, start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise PreflightError(f"launcher={launcher}: {name} is not here. {install}") from error
@@ -35,6 +36,8 @@ def answer(
         raise PreflightError(f"launcher={launcher}: {name} did not answer within {ANSWER_SECONDS:g} s.") from error
     except subprocess.CalledProcessError as error:
         reasons = [line.partition("error: ")[2] or line for line in error.stderr.splitlines() if line.strip()]
-        sentence = cut("; ".join(reasons), 400).rstrip(".") or f"it ended with exit code {error.returncode}"
+        # the name of a Secret is none, but stands where one would
+        said = re.sub(r'\bsecrets "([\w.-]+)"', r"the Secret \1", "; ".join(reasons))
+        sentence = cut(said, 400).rstrip(".") or f"it ended with exit code {error.returncode}"
         raise PreflightError(f"launcher={launcher}: {name}: {sentence}.") from error
     return done.stdout

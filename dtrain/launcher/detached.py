@@ -3,6 +3,7 @@
     <out>/submitted.json      the plan, signed with the secret that the job has in its environment
     <out>/engine.json         the job
     <out>/starts.json         the newest step at each of its starts
+    <out>/submission/         the lease of the command that is submitting it
 
 `dtrain run <out>` runs the plan there and reads no word. Who can write to `out` but does not know the secret cannot
 change what it runs.
@@ -16,28 +17,31 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dtrain.build import build
 from dtrain.config import files
-from dtrain.config.environment import HANDED, SECRET
+from dtrain.config.environment import HANDED, LEASE, LEASE_OWNER, SECRET
 from dtrain.config.facts import fact
 from dtrain.config.word import cut
-from dtrain.errors import PreflightError, RankError, StoreError, WordsError
+from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
 from dtrain.launcher import Detached
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import screen
-from dtrain.storage import attempts, options, store
+from dtrain.storage import attempts, lease, options, store
 
 LOOK_SECONDS = (1.0, 10.0)
 """Shortest and longest time between two questions to the scheduler, which become rarer as the job grows older."""
+SUBMIT_SECONDS = 600.0
+"""The longest wait for another command that submits the run's job."""
 MOST_BYTES = 1 << 20
-"""The most that is shown of a log at once."""
+"""The most of a log that is read at once."""
 RESULT, ENGINE, STARTS = "result.json", "engine.json", "starts.json"
 
 
@@ -52,6 +56,26 @@ def log_file(out: str, name: str) -> Path:
     """Where what a job says is kept on this host."""
     folder = Path(out, "logs") if store.is_local(out) else Path()
     return folder.absolute() / f"{name}.log"
+
+
+@contextmanager
+def submitting(out: str) -> Iterator[None]:
+    """Be the only command that submits a job for `out`; another one waits, and then finds the job. Raises LeaseError if
+    that takes too long.
+    """
+    deadline = time.monotonic() + SUBMIT_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lease.hold(store.join(out, "submission")))
+                break
+            except LeaseError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(LOOK_SECONDS[0])
+        for name in (LEASE, LEASE_OWNER):  # the job has a lease of its own
+            os.environ.pop(name, None)
+        yield
 
 
 def write(plan: Plan) -> dict[str, str]:
@@ -141,16 +165,16 @@ def _note(out: str, name: str, contents: Mapping[str, Any]) -> None:
     store.write(store.join(out, name), json.dumps(contents).encode())
 
 
-def follow(plan: Plan, launcher: Detached, job: str) -> Result:
-    """Show what the job says until it has ended. The first stop signal asks its run to save and stop, the second ends
-    it at once.
+def follow(plan: Plan, launcher: Detached, job: str, stop: Sequence[int]) -> Result:
+    """Show what the job says until it has ended. The first signal in `stop` asks its run to save and stop, the second
+    ends it at once.
 
     Raises RankError with the root cause if the run has failed, and PreflightError if its nodes have refused it.
     """
     before = _contents(plan.out, RESULT)
     log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
     screen.say(f"job {job} runs it · {log.path}")
-    with signals.noted() as stop, launcher.reading(plan.out, job):
+    with launcher.reading(plan.out, job):
         asked = 0
         while is_queued(launcher, plan.out, job):
             log.show()
@@ -169,7 +193,7 @@ def follow(plan: Plan, launcher: Detached, job: str) -> Result:
         error.facts = facts
         raise error
     result = Result(**after)
-    return replace(result, status="interrupted") if stop[:1] == [signal.SIGINT] else result
+    return replace(result, status="interrupted") if [*stop[:1]] == [signal.SIGINT] else result
 
 
 def is_queued(launcher: Detached, out: str, job: str) -> bool:
@@ -190,16 +214,20 @@ class _Log:
         """Show whole lines that are new; a file that became shorter is shown from its begin."""
         try:
             with self.path.open("rb") as file:
-                if self._shown > os.fstat(file.fileno()).st_size:
+                size = os.fstat(file.fileno()).st_size
+                if self._shown > size:
                     self._shown = 0
-                file.seek(self._shown)
-                lines = file.read(MOST_BYTES)
+                while self._shown < size:
+                    file.seek(self._shown)
+                    text = file.read(MOST_BYTES)
+                    # a line that is longer than this is shown in parts
+                    text = text if len(text) == MOST_BYTES and b"\n" not in text else text[: text.rfind(b"\n") + 1]
+                    if not text:
+                        break
+                    self._shown += len(text)
+                    screen.say(text.decode(errors="replace"), end="")
         except OSError:  # the job has not begun, or its file system hangs
             return
-        lines = lines[: lines.rfind(b"\n") + 1]
-        self._shown += len(lines)
-        if lines:
-            screen.say(lines.decode(errors="replace"), end="")
 
 
 def _contents(out: str, name: str) -> dict[str, Any]:

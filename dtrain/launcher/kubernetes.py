@@ -86,28 +86,34 @@ class Kubernetes:
     def _create(self, objects: Sequence[manifest.Object], environment: Mapping[str, str]) -> str:
         """Create the objects, of which the last is the job, and their Secret. Returns the job's name."""
         *others, job = objects
-        name, kind = job["metadata"]["name"], KINDS[self._kind]
-        kinds = f"{kind.resource},services,secrets"
-        self._ask("delete", kinds, name, "--ignore-not-found", "--cascade=foreground")  # of a job that has ended
+        name, kinds = str(job["metadata"]["name"]), f"{KINDS[self._kind].resource},services,secrets"
+        if self._is_alive(name):
+            raise PreflightError(f"launcher=kubernetes: job {name} was created meanwhile. Type the same words again.")
+        self._ask("delete", kinds, name, "--ignore-not-found", "--cascade=foreground")
+        self._ask("create", "--filename=-", stdin=json.dumps(manifest.secret(name, environment)))
         try:
-            for each in (manifest.secret(name, environment), *others):
+            for each in others:
                 self._ask("create", "--filename=-", stdin=json.dumps(each))
             uid = self._ask("create", "--filename=-", "--output=jsonpath={.metadata.uid}", stdin=json.dumps(job))
-        except PreflightError:
+            owner = json.dumps(manifest.owned_by(self._kind, name, uid.strip()))
+            for resource in ("secrets", *(f"{each['kind']}s".lower() for each in others)):
+                self._ask("patch", resource, name, "--type=merge", f"--patch={owner}")
+        except BaseException:  # its Secret is ours, and so is what has its name
             with contextlib.suppress(PreflightError):
-                self._ask("delete", "services,secrets", name, "--ignore-not-found")
+                self._ask("delete", kinds, name, "--ignore-not-found", "--cascade=foreground", "--wait=false")
             raise
-        owner = json.dumps(manifest.owned_by(self._kind, name, uid.strip()))
-        for resource in ("secrets", *(f"{each['kind']}s".lower() for each in others)):
-            self._ask("patch", resource, name, "--type=merge", f"--patch={owner}")
-        return str(name)
+        return name
 
     def jobs(self, out: str) -> Collection[str]:
         name = _name(out)
+        return [name] if self._is_alive(name) else []
+
+    def _is_alive(self, name: str) -> bool:
+        """Whether there is a job of this name that has not ended."""
         text = self._ask("get", KINDS[self._kind].resource, name, "--ignore-not-found", "--output=json")
         conditions = json.loads(text).get("status", {}).get("conditions", ()) if text.strip() else ()
         has_ended = any(each["type"] in ENDED and each["status"] == "True" for each in conditions)
-        return [name] if text.strip() and not has_ended else []
+        return bool(text.strip()) and not has_ended
 
     def cancel(self, job: str, *, save: bool) -> None:
         """Delete the job; its pods have `grace` seconds to save, or one."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import yaml
@@ -13,7 +13,7 @@ from dtrain.config.schema import default
 from dtrain.config.structure import fault
 from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
 from dtrain.launcher import Detached, detached
-from dtrain.lifecycle import failure
+from dtrain.lifecycle import failure, signals
 from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
@@ -71,24 +71,28 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
 
 
 def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
-    """Follow the run's job; if it has none, write what describes the run, and submit one. The job takes the lease."""
+    """Follow the run's job; if it has none, write what describes the run, and submit one. The job takes the lease. A
+    stop signal waits until the job is known, and then stops it.
+    """
     refuse_given()
-    with store.anchored():
-        jobs = launcher.jobs(plan.out)
-        if jobs:
-            detached.refuse_other(plan, *jobs)
-            job = next(iter(jobs))
-        else:
-            with lease.hold(plan.out):
-                if finished(plan):
-                    return None
-                _describe(plan, config)
-                environment = detached.write(plan)
-            job = launcher.submit(plan, environment)
-            detached.note_job(plan.out, plan.launcher, job)
-        if launcher.detach:
+    with store.anchored(), ExitStack() as stack:
+        with detached.submitting(plan.out):
+            job = next(iter(launcher.jobs(plan.out)), "")
+            if job:
+                detached.refuse_other(plan, job)
+            else:
+                with lease.hold(plan.out):
+                    if finished(plan):
+                        return None
+                    _describe(plan, config)
+                    environment = detached.write(plan)
+            stop = stack.enter_context(signals.noted())
+            if not job:
+                job = launcher.submit(plan, environment)
+                detached.note_job(plan.out, plan.launcher, job)
+        if launcher.detach and not stop:
             return Result("submitted", 0, None, 0.0, reason=f"job {job}")
-        return detached.follow(plan, launcher, job)
+        return detached.follow(plan, launcher, job, stop)
 
 
 def _describe(plan: Plan, config: str) -> None:

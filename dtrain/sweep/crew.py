@@ -154,11 +154,13 @@ class OfScheduler:
 
     def __enter__(self) -> "OfScheduler":
         out = self._plan.out
-        self._job = next(iter(self._launcher.jobs(out)), "")
-        if not self._job:
-            command = [sys.executable, "-m", "dtrain", "sweep", "work", *self._words]
-            self._job = self._launcher.submit_workers(self._plan, command, {HANDED: options.hand_over()})
-            detached.note_job(out, self._plan.launcher, self._job)
+        with detached.submitting(out):
+            self._job = next(iter(self._launcher.jobs(out)), "")
+            if not self._job:
+                command = [sys.executable, "-m", "dtrain", "sweep", "work", *self._words]
+                with signals.blocked():
+                    self._job = self._launcher.submit_workers(self._plan, command, {HANDED: options.hand_over()})
+                    detached.note_job(out, self._plan.launcher, self._job)
         self.log = str(self._launcher.log(out, self._job).parent)
         screen.say(f"job {self._job} has {self._plan.nodes} workers · {self.log}")
         return self

@@ -91,6 +91,20 @@ def test_a_third_start_at_the_same_step_is_the_last(plan: Plan) -> None:
     assert json.loads(Path(plan.out, "starts.json").read_text())["steps"] == [0, 0, 0, 7]
 
 
+def test_the_end_of_a_log_that_grows_fast_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(detached, "MOST_BYTES", 64)
+    path = tmp_path / "log"
+    log, text = detached._Log(path), "".join(f"line {number}\n" for number in range(100)) + "a" * 200 + "\nthe end\n"
+    path.write_text(text + "not yet wh")
+    log.show()
+    assert capsys.readouterr().out == text
+    path.write_text("again\n")
+    log.show()
+    assert capsys.readouterr().out == "again\n"
+
+
 @pytest.mark.parametrize(
     "noted",
     [

@@ -20,7 +20,7 @@ from launching import plan_of
 from dtrain.build import build
 from dtrain.config import word as config_word
 from dtrain.errors import PreflightError, WordsError
-from dtrain.launcher import answer, detached
+from dtrain.launcher import answer, detached, kubernetes
 from dtrain.testing.engine import RUN, EngineTests
 
 SCHEMAS = pytest.importorskip("kubernetes_validate", reason="Type: pip install kubernetes-validate")
@@ -217,6 +217,48 @@ def test_names_are_those_of_hosts() -> None:
         assert len(name) <= 50 and name.strip("-") == name and name.replace("-", "").isalnum() and name == name.lower()
         assert name.isascii() and name == _name(out)
     assert _name("s3://a/run") != _name("s3://b/run")
+
+
+def test_the_name_of_a_secret_is_shown() -> None:
+    said = 'Error from server (AlreadyExists): secrets "dtrain-run-0b85d8d5" already exists'
+    with pytest.raises(PreflightError, match=r"AlreadyExists\): the Secret dtrain-run-0b85d8d5 already exists"):
+        answer.answer(["sh", "-c", f"echo '{said}' >&2; exit 1"], launcher="kubernetes", install="")
+
+
+class Asked:
+    """A kubectl that says `broken` where it is asked for it, and else what `answers` has for the verb."""
+
+    def __init__(self, broken: str = "", **answers: str) -> None:
+        self.broken, self.answers, self.commands = broken, answers, list[str]()
+
+    def __call__(self, command: list[str], stdin: str = "") -> str:
+        kind = json.loads(stdin)["kind"] if stdin else ""
+        self.commands.append(" ".join([*command[1:3], kind]))
+        if self.broken and self.broken in self.commands[-1]:
+            raise PreflightError("launcher=kubernetes: kubectl: the server is gone.")
+        return self.answers.get(command[1], "")
+
+
+def submitted(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(kubernetes, "_ask", asked)
+    plan = plan_of("s3://bucket/run", "launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "nodes=2")
+    return str(build(plan.launcher).submit(plan, {"DTRAIN_SECRET": "0123456789abcdef"}))
+
+
+@pytest.mark.parametrize("broken", ["create --filename=- Service", "create --filename=- Job", "patch services"])
+def test_what_was_created_before_an_error_is_deleted(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(broken)
+    with pytest.raises(PreflightError, match="the server is gone"):
+        submitted(asked, monkeypatch)
+    assert asked.commands[-1] == "delete jobs.batch,services,secrets "
+
+
+def test_nothing_of_a_job_that_is_alive_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in (Asked(get='{"status": {}}'), Asked("create --filename=- Secret")):
+        with pytest.raises(PreflightError):
+            submitted(asked, monkeypatch)
+        made = asked.commands.index("create --filename=- Secret") if asked.broken else 0
+        assert not [each for each in asked.commands[made:] if each.startswith("delete")], asked.commands
 
 
 def test_a_command_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@
             └── MovedError 3   other storage was mounted at `out`
     RankError              1   a rank failed; carries the traceback of the first rank that failed
 
-0 is done, 75 preempted (run it again), 130 interrupted: see `dtrain.result.Result.exit_code`.
+0 is done, 75 preempted (run it again), 130 interrupted: see `dtrain.result.Result.exit_code`. 4 is a 1 of `dtrain run`,
+which a job executes: it would fail again.
 """
 
 import errno
@@ -20,6 +21,8 @@ from typing import Any, Self
 
 from dtrain.secrets import masked
 
+FOR_GOOD = 4
+"""Exit code of a process of a job that has failed, and would again."""
 HELP = {
     errno.EMFILE: "raise the number of open files: ulimit -n",
     errno.ENFILE: "raise the number of open files of this host: fs.file-max",

@@ -61,6 +61,13 @@ class Killed(Raises):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KilledAlways(Raises):
+    """Ends by SIGKILL in every attempt."""
+
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Fills(Raises):
     """Fills the folder for temporary files first; `always`: in every attempt, else in the first only."""
 

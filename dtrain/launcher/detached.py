@@ -28,9 +28,9 @@ from dtrain.config import files
 from dtrain.config.environment import HANDED, LEASE, LEASE_OWNER, SECRET
 from dtrain.config.facts import fact
 from dtrain.config.word import cut
-from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
+from dtrain.errors import FOR_GOOD, DtrainError, LeaseError, PreflightError, RankError, StoreError, WordsError
 from dtrain.launcher import Detached
-from dtrain.lifecycle import signals
+from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import screen
@@ -42,7 +42,7 @@ SUBMIT_SECONDS = 600.0
 """The longest wait for another command that submits the run's job."""
 MOST_BYTES = 1 << 20
 """The most of a log that is read at once."""
-RESULT, ENGINE, STARTS = "result.json", "engine.json", "starts.json"
+RESULT, ENGINE, STARTS, FAILURE = "result.json", "engine.json", "starts.json", "failure.json"
 
 
 def name_of(out: str) -> str:
@@ -139,11 +139,24 @@ def note_start(out: str) -> None:
     saved = [attempt.step for attempt in attempts.listed(out) if attempt.is_committed]
     steps = [*_contents(out, STARTS).get("steps", ()), max(saved, default=0)]
     _note(out, STARTS, {"steps": steps})
-    if len(steps) > 2 and len(set(steps[-3:])) == 1:
-        raise RankError(
-            f"the last two starts of this job ended at step {steps[-1]}, where they began: its time limit is too "
-            "short for a step and a save, or it is preempted too often. Submit it again with a longer time."
-        )
+    if len(steps) < 3 or len(set(steps[-3:])) > 1:
+        return
+    facts = _contents(out, FAILURE)
+    cause = str(facts.get("message", "")) or (
+        "Its time limit is too short for a step and a save, or it is preempted too often. Submit it again with a "
+        "longer time."
+    )
+    error = RankError(f"the last two starts of this job ended at step {steps[-1]}, where they began. {cause}")
+    error.facts = {**(facts or failure.facts_of(error, 0)), "message": str(error)}
+    error.exit_code = FOR_GOOD
+    raise error
+
+
+def would_repeat(error: DtrainError) -> bool:
+    """Whether another start of the job would fail alike: with an error of the program that ranks were started again
+    after, in vain, or a spike.
+    """
+    return error.facts.get("kind") in ("error", "spike") and not error.facts.get("victim")
 
 
 def job_of(out: str) -> tuple[Detached, str]:
@@ -183,7 +196,7 @@ def follow(plan: Plan, launcher: Detached, job: str, stop: Sequence[int]) -> Res
                 launcher.cancel(job, save=asked == 1)
             time.sleep(min(max(LOOK_SECONDS[0], (time.monotonic() - begun) / 60), LOOK_SECONDS[1]))
     log.show()
-    after, facts = _contents(plan.out, RESULT), _contents(plan.out, "failure.json")
+    after, facts = _contents(plan.out, RESULT), _contents(plan.out, FAILURE)
     if stop and (len(stop) > 1 or after == before):
         raise signals.StopRequested(stop[0])
     if facts or not after or after == before:

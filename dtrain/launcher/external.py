@@ -36,6 +36,13 @@ SUPERVISED = (
 """Environment variables of launchers that supervise their ranks. A shell is none: it may end before its ranks."""
 
 LOOK_SECONDS = 1.0
+STARTS = {
+    "torchrun": "torchrun --nnodes {nodes} --nproc-per-node {devices}",
+    "Open MPI": "mpirun -np {ranks} python",
+    "MPICH": "mpiexec -n {ranks} python",
+    "srun": "srun --nodes={nodes} --ntasks-per-node={devices} python",
+}
+"""Launcher of ranks -> its command, up to -m."""
 
 
 class External:
@@ -49,7 +56,8 @@ class External:
         place = external(os.environ)
         if place and place.kind == "nodes":
             return f"{plan.nodes} processes that {place.row.name} started: an agent each, the first also serves the run"
-        return f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.devices} -m dtrain <the same words>"
+        start = STARTS.get(place.row.name if place else "", STARTS["torchrun"])
+        return f"{start.format(nodes=plan.nodes, devices=plan.devices, ranks=plan.world)} -m dtrain <the same words>"
 
     def launch(self, plan: Plan) -> Result:
         place = external(os.environ)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.cluster.allocation import PORT
-from dtrain.errors import PreflightError, WordsError
+from dtrain.errors import FOR_GOOD, PreflightError, WordsError
 from dtrain.planned import Plan
 from dtrain.result import EXIT_CODES
 
@@ -132,10 +132,10 @@ def _service(name: str) -> Object:
 
 def _indexed(plan: Plan, template: Object, backoff: int, kept: int | None = None) -> Object:
     """An Indexed Job. A pod that was disrupted, or has saved and asks to be run again, is replaced and not counted; one
-    that refuses the plan ends the job.
+    that refuses the plan, or would fail again, ends the job.
     """
     codes = {"containerName": "dtrain", "operator": "In"}
-    refused = sorted({WordsError.exit_code, PreflightError.exit_code})
+    refused = sorted({WordsError.exit_code, PreflightError.exit_code, FOR_GOOD})
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {**codes, "values": [EXIT_CODES["preempted"]]}},

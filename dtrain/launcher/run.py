@@ -45,13 +45,13 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
     if fact(plan.launcher, "detached") and not submitted and not launcher.inside:
         return _submit(plan, config, launcher)
     with store.anchored(), lease.hold(plan.out) if first else nullcontext():
-        if first:
-            if finished(plan):
-                return None
-            _describe(plan, config)
-        if first and submitted:
-            detached.note_start(plan.out)
+        if first and finished(plan):
+            return None
         try:
+            if first and submitted:
+                detached.note_start(plan.out)  # which reads the failure.json of the start before
+            if first:
+                _describe(plan, config)
             result: Result = launcher.launch(plan)
         except DtrainError as error:
             facts = error.facts or (failure.facts_of(error, 0) if submitted else {})  # who follows the job reads them
@@ -66,7 +66,9 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
         if first and result.status == "spiked":
             _leave(plan.out, failure.of_spike(result))
     if result.status == "spiked":
-        raise DtrainError(result.reason)
+        error = DtrainError(result.reason)
+        error.facts = failure.of_spike(result)
+        raise error
     return result
 
 

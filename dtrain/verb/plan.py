@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
+from dtrain.config.facts import fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import formulas, report
@@ -118,8 +119,9 @@ def _forwards(batch: BatchShape) -> str:
 
 
 def _launch(plan: Plan) -> str:
-    """The launch command, or why this machine cannot run it."""
-    missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
+    """What launches it, or why this machine cannot, where the ranks run here."""
+    here = fact(plan.launcher, "where") != "elsewhere" and plan.cluster and "cluster" not in plan.why
+    missing = build(plan.cluster).missing(detect()) if here else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).describe(plan)
 
 

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from dtrain.cluster import detect
-from dtrain.errors import WordsError
+from dtrain.errors import FOR_GOOD, DtrainError, WordsError
 from dtrain.launcher import detached, zygote
 from dtrain.launcher.external import is_first
 from dtrain.launcher.run import run as run_plan
@@ -27,7 +27,11 @@ def run(words: Sequence[str]) -> int:
         if first and plan.world > 1:
             zygote.begin()
         config = store.read(store.join(out, "config.yaml")).decode()
-        result = run_plan(plan, config, first=first, submitted=True)
+        try:
+            result = run_plan(plan, config, first=first, submitted=True)
+        except DtrainError as error:
+            error.exit_code = FOR_GOOD if detached.would_repeat(error) else error.exit_code
+            raise
     if result is None:
         return 0 if already_finished(plan, say=True) else 1
     return result.exit_code

@@ -91,6 +91,31 @@ def test_a_third_start_at_the_same_step_is_the_last(plan: Plan) -> None:
     assert json.loads(Path(plan.out, "starts.json").read_text())["steps"] == [0, 0, 0, 7]
 
 
+def test_the_cause_of_the_starts_before_is_quoted(plan: Plan) -> None:
+    for _ in range(2):
+        detached.note_start(plan.out)
+        facts = {"kind": "killed", "rank": 3, "message": "rank 3 was killed: SIGKILL.", "exit_code": 1}
+        Path(plan.out, "failure.json").write_text(json.dumps(facts))
+    with pytest.raises(RankError, match=r"ended at step 0, where they began\. rank 3 was killed: SIGKILL\.") as third:
+        detached.note_start(plan.out)
+    assert third.value.facts["rank"] == 3 and third.value.exit_code == 4
+
+
+@pytest.mark.parametrize(("fault", "code"), [("launching.Raises", 4), ("launching.KilledAlways", 1)])
+def test_a_job_says_by_its_exit_code_whether_another_start_would_fail_alike(
+    fault: str, code: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    failed, text = ran(*words(out, f"model._target_={fault}", "model.rank=1", "nodes=1", "devices=2"))
+    assert failed == 1, text
+    secret = (tmp_path / "note").read_text().partition("\nDTRAIN_SECRET=")[2].split("\n")[0]
+    assert ran("run", str(out), DTRAIN_SECRET=secret)[0] == code
+    cause = json.loads((out / "failure.json").read_text())["message"]
+    assert ran("run", str(out), DTRAIN_SECRET=secret)[0] == 4
+    facts = json.loads((out / "failure.json").read_text())
+    assert facts["message"].endswith(cause) and "the last two starts of this job ended at step 0" in facts["message"]
+
+
 def test_the_end_of_a_log_that_grows_fast_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

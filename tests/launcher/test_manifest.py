@@ -159,7 +159,7 @@ def test_a_disrupted_or_preempted_pod_comes_back_and_one_that_refuses_the_plan_e
     disrupted, preempted, refused = job["spec"]["podFailurePolicy"]["rules"]
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (preempted["action"], preempted["onExitCodes"]["values"]) == ("Ignore", [75])
-    assert (refused["action"], refused["onExitCodes"]["values"]) == ("FailJob", [2, 3])
+    assert (refused["action"], refused["onExitCodes"]["values"]) == ("FailJob", [2, 3, 4])
 
 
 def test_kubernetes_expands_nothing_in_commands_and_variables() -> None:

@@ -51,6 +51,35 @@ def test_pictures_are_as_wide_as_the_screen(
     assert columns - 25 < max(map(len, drawn)) <= columns
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("launcher=kubernetes", "launcher.image=train:1", "out=s3://bucket/run"), "kind: Job"),
+        (("launcher=slurm",), "#SBATCH --gpus-per-node=8"),
+        (("launcher=ssh", "launcher.hosts=[gpu1,gpu2]", "out=s3://bucket/run"), "gpu1"),
+        (("launcher=mpi",), "mpirun"),
+        (("launcher=local",), "not from here: this host has no GPU"),
+    ],
+)
+def test_what_launches_ranks_elsewhere_is_shown_on_a_host_without_gpus(
+    words: tuple[str, ...], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("model=mlp", "data=synthetic", "objective=regression", "strategy=fsdp", "batch=64")
+    assert main(["plan", "cluster=h100x8", "nodes=2", "devices=8", *small, *words]) == 0
+    launch = capsys.readouterr().out.partition("\nlaunch ")[2].partition("\nout ")[0]
+    assert shown in launch, launch
+
+
+def test_a_plan_shows_the_launcher_that_has_started_this_rank(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "4")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    small = ("model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "batch=64")
+    assert main(["plan", *small, "backend=mpi"]) == 0
+    assert "\nlaunch      mpirun -np 4 python -m dtrain <the same words>\n" in capsys.readouterr().out
+
+
 def test_the_same_for_tools(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "json", "model=mlp", "data=synthetic", "devices=2", "strategy=ddp"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -47,14 +47,14 @@ RESULT, ENGINE, STARTS, FAILURE = "result.json", "engine.json", "starts.json", "
 
 def name_of(out: str) -> str:
     """The name of the job of a run: one for each `out`."""
-    where = str(Path(out).absolute()) if store.is_local(out) else out
+    where = str(store.local_path(out).absolute()) if store.is_local(out) else out
     last = re.sub(r"[^\w.-]", "", where.rstrip("/").rpartition("/")[2])[:30]
     return f"dtrain-{last}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
 
 
 def log_file(out: str, name: str) -> Path:
     """Where what a job says is kept on this host."""
-    folder = Path(out, "logs") if store.is_local(out) else Path()
+    folder = store.local_path(out) / "logs" if store.is_local(out) else Path()
     return folder.absolute() / f"{name}.log"
 
 

@@ -29,6 +29,7 @@ from dtrain.launcher.answer import answer
 from dtrain.launcher.external import External
 from dtrain.launcher.local import attached
 from dtrain.launcher.manifest import INSTANCE, KINDS, Pods
+from dtrain.launcher.pending import Pending
 from dtrain.launcher.pods import problems, variable, volume
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -132,7 +133,9 @@ class Kubernetes:
         path.write_bytes(b"")
         reader = _LogReader(self._command(), job, KINDS[self._kind].container, path, ended)
         thread = threading.Thread(target=reader.run, name="dtrain-logs", daemon=True)
-        thread.start()
+        pending = threading.Thread(target=Pending(self._ask, job, ended).run, name="dtrain-pending", daemon=True)
+        for each in (thread, pending):
+            each.start()
         try:
             yield
         finally:
@@ -140,6 +143,7 @@ class Kubernetes:
             thread.join(LAST_SECONDS)
             reader.stop()
             thread.join()
+            pending.join()
 
     def launch(self, plan: Plan) -> Result:
         """Serve the run in the first pod, and join it in the others. Raises PreflightError outside of a pod."""

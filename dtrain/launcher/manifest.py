@@ -17,6 +17,8 @@ INSTANCE = "app.kubernetes.io/instance"
 """Label of all objects of a run: the name of its job."""
 KEPT_SECONDS = 86_400
 """How long a job that has ended is kept, with the logs of its pods."""
+OF_A_CORE = 900
+"""Thousandths of the core of a thread that a pod requests: a node keeps some of its cores for kubelet and daemons."""
 MANAGER = "dtrain.launcher/kubernetes"
 """Owner of our patches to the runtime of a TrainJob."""
 
@@ -186,6 +188,8 @@ def _template(kind: Kind, name: str, plan: Plan, pods: Pods) -> Object:
         **({"subdomain": name} if kind.name == "Job" else {}),
         # a TrainJob's is that of its runtime, a PyTorchJob's is set for the replicas
         **({"restartPolicy": "Never"} if kind.first else {}),
+        # nothing in a pod asks Kubernetes
+        **({} if kind.name == "TrainJob" else {"automountServiceAccountToken": False}),
         "terminationGracePeriodSeconds": pods.grace,
         "containers": [container],
         "volumes": [
@@ -213,7 +217,8 @@ def _environment(kind: Kind, name: str, pods: Pods) -> list[Object]:
 
 def _resources(plan: Plan, pods: Pods) -> Object:
     limits = {"memory": pods.memory} if pods.memory else {}
-    requests = {"cpu": str(plan.devices * plan.threads), **limits}
+    cores = plan.devices * plan.threads * OF_A_CORE
+    requests = {"cpu": f"{cores}m" if cores % 1000 else str(cores // 1000), **limits}
     if plan.device == "cuda":
         limits = {**limits, pods.gpu: str(plan.devices)}
     return {"requests": requests, **({"limits": limits} if limits else {})}

@@ -4,11 +4,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 from dtrain.cluster.allocation import OF_RANKS
+from dtrain.config import files
 from dtrain.config.environment import HANDED, SECRET
 from dtrain.config.word import cut
+from dtrain.launcher.manifest import KINDS
 from dtrain.planned import Plan
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
@@ -17,7 +20,8 @@ LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
 """A DNS subdomain: names of most objects."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?")
+QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kMGTPE]|[KMGTPE]i)?")
+SHM = "/dev/shm"
 IMAGE = re.compile(r"[\w][\w.:/@-]{0,500}", re.ASCII)
 KEY = re.compile(rf"({NAME.pattern}/)?[A-Za-z0-9]([\w.-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 """Of a label, or a resource."""
@@ -34,7 +38,7 @@ def volume(text: str) -> tuple[str, str, bool]:
     path, is_read_only = path.removesuffix(":ro"), path.endswith(":ro")
     if not NAME.fullmatch(claim) or not path.startswith("/") or ":" in path or ".." in path.split("/"):
         raise ValueError(f"launcher.volumes: {cut(text)!r} is no <claim>:/path or <claim>:/path:ro.")
-    return claim, path.rstrip("/") or "/", is_read_only
+    return claim, f"/{normpath(path).strip('/')}", is_read_only
 
 
 def variable(text: str) -> tuple[str, str, str]:
@@ -64,7 +68,9 @@ def problems(
         if not KEY.fullmatch(str(key)) or not _is_text(value) or not VALUE.fullmatch(str(value)):
             yield f"launcher.labels: {cut(f'{key}: {value}')!r} is no label of Kubernetes."
     yield from _places(plan, lists["volumes"])
-    yield from _patch(pods["patch"])
+    yield from _patch(pods["patch"], KINDS[kind].container)
+    if kind == "trainjob" and job["backoff"] != files.node("launcher", "kubernetes")["backoff"]:
+        yield "launcher.backoff: a TrainJob has the failure policy of its runtime. Leave it out."
     if kind == "trainjob" and pods["folder"] is not None:
         yield "launcher.folder: a TrainJob has no field for it. Set WORKDIR in the image."
     if isinstance(plan.allowed, Sequence) and len(plan.allowed) > 1 and kind in ("trainjob", "pytorchjob"):
@@ -77,20 +83,31 @@ def problems(
 def _texts(where: Mapping[str, str | None], pods: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[str]:
     if not IMAGE.fullmatch(pods["image"]):
         yield f"launcher.image={cut(pods['image'])!r} is no name of an image, such as registry.example.org/train:1."
-    for name, value in (("namespace", where["namespace"]), ("runtime", job["runtime"])):
-        if value is not None and not NAME.fullmatch(value):
-            yield f"launcher.{name}={cut(value)!r} is no name in Kubernetes: small letters, digits, - and dots."
+    if where["namespace"] is not None and not re.fullmatch(LABEL, where["namespace"]):
+        yield f"launcher.namespace={cut(where['namespace'])!r} is no name in Kubernetes: small letters, digits and -."
+    if not NAME.fullmatch(job["runtime"]):
+        yield f"launcher.runtime={cut(job['runtime'])!r} is no name in Kubernetes: small letters, digits, - and dots."
     if where["context"] is not None and (not where["context"].isprintable() or not where["context"]):
         yield f"launcher.context={cut(where['context'])!r} is no context of a kubeconfig."
     for name in ("memory", "shm"):
-        if pods[name] is not None and (
-            not QUANTITY.fullmatch(pods[name]) or not float(re.sub("[A-Za-z]", "", pods[name]))
-        ):
+        if pods[name] is not None and not _bytes(pods[name]):
             yield f"launcher.{name}={cut(pods[name])!r} is no quantity, such as 64Gi."
+    if pods["shm"] and pods["memory"] and _bytes(pods["shm"]) > _bytes(pods["memory"]) > 0:
+        yield (
+            f"launcher.shm={pods['shm']} is more than launcher.memory={pods['memory']}, in which /dev/shm is counted."
+        )
     if not KEY.fullmatch(pods["gpu"]) or "/" not in pods["gpu"]:
         yield f"launcher.gpu={cut(pods['gpu'])!r} is no resource of a device plugin, such as nvidia.com/gpu."
     if pods["folder"] is not None and not pods["folder"].startswith("/"):
         yield f"launcher.folder={cut(pods['folder'])!r} is no absolute path in the image."
+
+
+def _bytes(quantity: str) -> float:
+    """A quantity as a number of bytes; 0 if it is none."""
+    match = QUANTITY.fullmatch(quantity)
+    number, unit = (match["number"], match["unit"] or "") if match else ("0", "")
+    power = " kmgtpe".index(unit[0].lower()) if unit else 0
+    return float(number) * float(1024 if unit.endswith("i") else 1000) ** power
 
 
 def _variables(env: Mapping[str, Any], secrets: Sequence[str]) -> Iterator[str]:
@@ -123,10 +140,13 @@ def _places(plan: Plan, volumes: Sequence[tuple[str, str, bool]]) -> Iterator[st
     paths = [path for _, path, _ in volumes]
     for path in sorted({path for path in paths if paths.count(path) > 1} | {path for path in paths if path == "/"}):
         yield f"launcher.volumes: nothing can be mounted at {path}, or twice."
+    if any(path == SHM or path.startswith(f"{SHM}/") for path in paths):
+        yield f"launcher.volumes: {SHM} is the pod's memory. Type launcher.shm=<size>."
     if plan.out.startswith("memory://"):
         yield f"out={plan.out} is the memory of one process. Type out=<a URL>, or a path on one of launcher.volumes."
     elif store.is_local(plan.out):
-        out = PurePosixPath(plan.out)
+        is_whole = plan.out.startswith(("/", "file:"))
+        out = PurePosixPath(normpath(store.local_path(plan.out)) if is_whole else plan.out)
         mounts = [is_read_only for _, path, is_read_only in volumes if out.is_absolute() and out.is_relative_to(path)]
         if not mounts or all(mounts):
             what = "is not on any of launcher.volumes" if not mounts else "is on a volume that is only read"
@@ -136,7 +156,8 @@ def _places(plan: Plan, volumes: Sequence[tuple[str, str, bool]]) -> Iterator[st
             )
 
 
-def _patch(patch: Mapping[str, Any]) -> Iterator[str]:
+def _patch(patch: Mapping[str, Any], container: str) -> Iterator[str]:
+    """`container`: the name of ours."""
     spec = patch.get("spec", {})
     if others := sorted(set(map(str, patch)) - {"metadata", "spec"}):
         yield f"launcher.patch: {cut(others[0])!r} is not of a pod template, which has metadata and spec."
@@ -149,6 +170,14 @@ def _patch(patch: Mapping[str, Any]) -> Iterator[str]:
                 isinstance(item, Mapping) and item.get("name") for item in items
             ):
                 yield f"launcher.patch: {name} is no list of items with a name, by which they are merged."
+            elif name == "containers":
+                for other in (item["name"] for item in items if item["name"] != container and not item.get("image")):
+                    yield (
+                        f"launcher.patch: the container {cut(str(other))!r} has no image. The name of that of the run "
+                        f"is {container}."
+                    )
+        if "restartPolicy" in spec:
+            yield "launcher.patch: restartPolicy belongs to the failure policy of the job. Leave it out."
     text = json.dumps(patch, default=str)
     if HERE.search(text) or masked(text) != text:
         yield "launcher.patch holds a secret, and stands in a manifest that others can read. Refer to a Secret instead."

@@ -66,9 +66,9 @@ def run(plan: Plan, config: str, *, first: bool = True, submitted: bool = False)
         if first and result.status == "spiked":
             _leave(plan.out, failure.of_spike(result))
     if result.status == "spiked":
-        error = DtrainError(result.reason)
-        error.facts = failure.of_spike(result)
-        raise error
+        spiked = DtrainError(result.reason)
+        spiked.facts = failure.of_spike(result)
+        raise spiked
     return result
 
 

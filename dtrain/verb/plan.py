@@ -119,7 +119,7 @@ def _forwards(batch: BatchShape) -> str:
 
 
 def _launch(plan: Plan) -> str:
-    """What launches it, or why this machine cannot, where the ranks run here."""
+    """The command, script or manifest that launches it, or why this machine cannot, where the ranks run here."""
     here = fact(plan.launcher, "where") != "elsewhere" and plan.cluster and "cluster" not in plan.why
     missing = build(plan.cluster).missing(detect()) if here else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).describe(plan)

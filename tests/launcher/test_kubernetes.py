@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dtrain.build import build
 from dtrain.config import word as config_word
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import answer, detached, kubernetes
+from dtrain.launcher.pending import Pending
 from dtrain.testing.engine import RUN, EngineTests
 
 SCHEMAS = pytest.importorskip("kubernetes_validate", reason="Type: pip install kubernetes-validate")
@@ -153,6 +155,17 @@ def test_the_first_pod_is_killed_and_the_others_join_the_one_that_replaces_it(
     assert sum(each.startswith(f"pod/{name}-1-") for each in kept(cluster)) == 1, "the second pod waited for the first"
 
 
+@pytest.mark.campaign("kills")
+def test_an_error_of_the_program_ends_the_job_at_once_with_its_cause(cluster: dict[str, str], place: Path) -> None:
+    fault = ("hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.action=raise", "hook.fault.step=3")
+    done = commands.run(*RUN, *words(place), *fault, "steps=20", "launcher.restarts=0", cwd=place, env=cluster)
+    assert done.returncode == 1 and "FaultError: an injected fault" in done.stderr, done.stderr
+    facts = json.loads((place / "run" / "failure.json").read_text())
+    assert facts["kind"] == "error" and "FaultError" in facts["message"]
+    name = json.loads((place / "run" / "engine.json").read_text())["job"]
+    assert sum(each.startswith(f"pod/{name}-0-") for each in kept(cluster)) == 1
+
+
 def _first_pod(out: Path) -> int:
     """The process of the first pod of a run."""
     for entry in Path("/proc").glob("[0-9]*"):
@@ -259,6 +272,39 @@ def test_nothing_of_a_job_that_is_alive_is_deleted(monkeypatch: pytest.MonkeyPat
             submitted(asked, monkeypatch)
         made = asked.commands.index("create --filename=- Secret") if asked.broken else 0
         assert not [each for each in asked.commands[made:] if each.startswith("delete")], asked.commands
+
+
+WAITS = "ImagePullBackOff: Back-off pulling image train:1"
+OF_PODS = {
+    "scheduled": (
+        {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}]},
+        "a pod is not scheduled: Unschedulable: 0/3 nodes",
+    ),
+    "pulled": (
+        {"containerStatuses": [{"state": {"waiting": dict(zip(("reason", "message"), WAITS.split(": "), strict=True))}}]},
+        f"a pod does not begin: {WAITS}",
+    ),
+    "soon": ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+}  # fmt: skip
+
+
+def test_why_pods_do_not_begin_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [{"message": "older"}, {"message": "pods is forbidden: exceeded quota: gpus"}]
+    answers = {"pods": [*OF_PODS], "events": events}
+
+    def ask(verb: str, kind: str, *_: str) -> str:
+        if answers[kind] is None:
+            raise PreflightError("nobody answers")
+        pods = [{"status": {"phase": "Pending", **OF_PODS[name][0]}} for name in answers[kind] if kind == "pods"]
+        return json.dumps({"items": pods if kind == "pods" else answers[kind]})
+
+    pending = Pending(ask, "mine", threading.Event())
+    for names in (["pulled", "pulled", "soon"], None, ["pulled"], ["scheduled"], ["pulled"], [], []):
+        answers["pods"] = names
+        pending.look()
+    said = [OF_PODS["pulled"][1], OF_PODS["scheduled"][1], OF_PODS["pulled"][1]]
+    said.append("no pod can be created: pods is forbidden: exceeded quota: gpus")
+    assert capsys.readouterr().err.splitlines() == [f"note: job mine: {sentence}" for sentence in said]
 
 
 def test_a_command_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

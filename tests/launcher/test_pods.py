@@ -10,6 +10,7 @@ from launching import plan_of
 
 from dtrain.build import build
 from dtrain.errors import WordsError
+from dtrain.launcher import detached
 from dtrain.launcher.pods import variable, volume
 
 WORDS = ("launcher=kubernetes", "launcher.image=train:1", "strategy=ddp", "batch=48", "devices=2", "nodes=2")
@@ -42,6 +43,12 @@ def refusal(out: str, *words: str) -> str:
         ("launcher.volumes=['Data:/shared']", "launcher.volumes: 'Data:/shared' is no <claim>:/path"),
         ("launcher.volumes=['data:/a/../b']", "is no <claim>:/path"),
         ("launcher.volumes=['data:/a','more:/a/']", "launcher.volumes: nothing can be mounted at /a, or twice"),
+        ("launcher.volumes=['data:/a','more:/a/.']", "launcher.volumes: nothing can be mounted at /a, or twice"),
+        ("launcher.volumes=['data:/a','more://a']", "launcher.volumes: nothing can be mounted at /a, or twice"),
+        ("launcher.volumes=['data:/dev/./shm']", "launcher.volumes: /dev/shm is the pod's memory. Type launcher.shm="),
+        ("launcher.namespace=a.b", "launcher.namespace='a.b' is no name in Kubernetes"),
+        ("launcher.patch={spec: {restartPolicy: OnFailure}}", "launcher.patch: restartPolicy belongs to the failure"),
+        ("launcher.patch={spec: {containers: [{name: train, tty: true}]}}", "'train' has no image. The name of that of the run is dtrain."),
         ("launcher.volumes=['data:/']", "launcher.volumes: nothing can be mounted at /, or twice"),
         ("launcher.env_from=[hf]", "launcher.env_from: 'hf' is no <secret>/<key>:<variable>"),
         ("launcher.env_from=['hf/token:HF-TOKEN']", "is no <secret>/<key>:<variable>"),
@@ -69,6 +76,7 @@ def test_what_no_pod_can_have(word: str, sentence: str) -> None:
     ("words", "sentence"),
     [
         (("launcher.kind=trainjob", "launcher.folder=/app"), "launcher.folder: a TrainJob has no field for it"),
+        (("launcher.kind=trainjob", "launcher.backoff=1"), "launcher.backoff: a TrainJob has the failure policy of"),
         (("launcher.kind=trainjob", "nodes=1:2"), "nodes=1:2: launcher.kind=trainjob starts a fixed number of pods"),
         (("launcher.kind=pytorchjob", "nodes=1:2"), "Type launcher.kind=job, or nodes=2"),
     ],
@@ -84,11 +92,32 @@ def test_what_a_kind_of_job_lacks(words: tuple[str, ...], sentence: str) -> None
         ("/shared/run", "[]", "out=/shared/run is not on any of launcher.volumes"),
         ("runs/a", "['data:/shared']", "out=runs/a is not on any of launcher.volumes"),
         ("/shared2/run", "['data:/shared']", "out=/shared2/run is not on any of launcher.volumes"),
+        ("/shared/../etc/run", "['data:/shared']", "out=/shared/../etc/run is not on any of launcher.volumes"),
         ("/shared/run", "['data:/shared:ro']", "out=/shared/run is on a volume that is only read"),
     ],
 )
 def test_out_is_where_pods_and_this_host_see_it(out: str, volumes: str, sentence: str) -> None:
     assert sentence in refusal(out, f"launcher.volumes={volumes}", "nodes=1", "devices=1")
+
+
+def test_out_is_the_same_place_however_it_is_spelt() -> None:
+    for out in ("/shared/./run", "file:///shared/run", "/shared//a/../run"):
+        plan = plan_of(out, *WORDS, "launcher.volumes=['data:/shared/.']")
+        assert "mountPath: /shared\n" in build(plan.launcher).describe(plan)
+    assert detached.name_of("file:///shared/run") == detached.name_of("/shared/run")
+    assert detached.log_file("file:///shared/run", "a") == Path("/shared/run/logs/a.log")
+
+
+def test_shared_memory_is_a_part_of_the_memory() -> None:
+    text = refusal(URL, "launcher.memory=1Gi", "launcher.shm=1025Mi")
+    assert "launcher.shm=1025Mi is more than launcher.memory=1Gi" in text
+    plan = plan_of(URL, *WORDS, "launcher.memory=1Gi", "launcher.shm=1024Mi")
+    assert "sizeLimit: 1024Mi" in build(plan.launcher).describe(plan)
+
+
+def test_a_pod_leaves_some_of_the_cores_to_its_node_and_gets_no_token() -> None:
+    text = build((plan := plan_of(URL, *WORDS)).launcher).describe(plan)
+    assert plan.threads == 1 and "cpu: 1800m" in text and "automountServiceAccountToken: false" in text
 
 
 def test_all_problems_are_named_at_once() -> None:
@@ -107,6 +136,7 @@ def test_parts_of_words() -> None:
         (("launcher.kind=pod",), 2, "job, jobset, trainjob"),
         (("launcher.image=",), 2, "launcher.image"),
         (("launcher.backoff=-1",), 2, "launcher.backoff=-1"),
+        (("launcher.backoff=3000000000",), 2, "launcher.backoff=3000000000"),
         (("launcher.env=[A]",), 2, "launcher.env"),
     ],
 )

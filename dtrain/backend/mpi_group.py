@@ -33,6 +33,7 @@ OPERATIONS = (
     (dist.ReduceOp.BOR, "BOR", "LOR"), (dist.ReduceOp.BXOR, "BXOR", "LXOR"),
 )  # fmt: skip
 """torch's operation, MPI's, and that of bool, which is no number to MPI."""
+KINDS = dist.ReduceOp.RedOpType.__members__
 _Group: Any = dist.ProcessGroup  # its overloads take tensors outside of lists too, which torch.distributed never gives
 
 
@@ -126,6 +127,8 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Operation:
         opts = opts or dist.ReduceScatterOptions()
+        _sent(input, output)
+        _check("reduce_scatter", [input], [self._count * output.numel()])
         sent, kind, operation = self._summed(input, opts.reduceOp)
         received = torch.empty(output.numel(), dtype=sent.dtype)
 
@@ -142,6 +145,8 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Operation:
         pairs = [*zip(outputs, inputs, strict=True)]
+        for output, parts in pairs:
+            _check("reduce_scatter", parts, [output.numel()] * self._count)
         return self._each(
             pairs, lambda pair: self.reduce_scatter_single(pair[0], _flat(pair[1], pair[0]), opts), outputs
         )
@@ -173,6 +178,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return self._collective("broadcast", tensor, start, finish, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Operation:
+        _check("all_gather", [output], [self._count * input.numel()])
         sent, received = _sent(input, output), torch.empty(output.numel(), dtype=output.dtype)
 
         def start() -> Any:
@@ -184,7 +190,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Operation:
         (lists,), (tensor,) = outputs, inputs
-        sent = tensor.detach().contiguous()
+        sent = self._listed("all_gather", tensor, lists)
         received = torch.empty(self._count * sent.numel(), dtype=sent.dtype)
 
         def start() -> Any:
@@ -202,7 +208,8 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Operation:
         (tensor,) = inputs
-        sent, is_root = tensor.detach().contiguous(), self._mine == opts.rootRank
+        is_root = self._mine == opts.rootRank
+        sent = self._listed("gather", tensor, outputs[0]) if is_root else tensor.detach().contiguous()
         received = torch.empty(self._count * sent.numel() if is_root else 0, dtype=sent.dtype)
 
         def start() -> Any:
@@ -215,6 +222,8 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Operation:
         (tensor,) = outputs
+        if self._mine == opts.rootRank:
+            self._listed("scatter", tensor, inputs[0])
         sent = _flat(inputs[0], tensor) if self._mine == opts.rootRank else None
         received = torch.empty(tensor.numel(), dtype=tensor.dtype)
 
@@ -232,23 +241,40 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """`received` and `sent`: rows for each rank; empty: the same number for each."""
         from_here, into = _sent(input, output), torch.empty(output.numel(), dtype=output.dtype)
         counts = [self._counts(tensor, rows) for tensor, rows in ((input, sent), (output, received))]
-
-        def start() -> Any:
-            return [self._comm.Ialltoallv(self._parts(from_here, counts[0]), self._parts(into, counts[1]))]
-
-        return self._collective("all_to_all", output, start, lambda: _fill(output, into), opts)
+        return self._exchange(from_here, into, counts, output, lambda: _fill(output, into), opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Operation:
-        sent = _flat(inputs, outputs[0])
-        received = torch.empty(sum(tensor.numel() for tensor in outputs), dtype=outputs[0].dtype)
+        if (len(inputs), len(outputs)) != (self._count, self._count):
+            raise RuntimeError(f"backend=mpi: all_to_all needs {self._count} tensors to send, and as many to receive")
+        sent, into = _flat(inputs, outputs[0]), _flat(outputs, outputs[0])
         counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
+        return self._exchange(sent, into, counts, sent, lambda: _spread(into, outputs), opts)
+
+    def _exchange(
+        self, sent: Tensor, received: Tensor, counts: Sequence[Sequence[int]], result: Tensor,
+        finish: Callable[[], None], opts: Any,
+    ) -> Operation:  # fmt: skip
+        """`counts`: values for and from each rank. The ranks tell each other how many they send, because MPI passes
+        over a message that is shorter than expected.
+        """
+        if counts[0][self._mine] != counts[1][self._mine]:
+            raise RuntimeError(f"backend=mpi: all_to_all: this rank sends {counts[0]}, awaits {counts[1]}")
+        told, heard = torch.tensor(counts[0]), torch.empty(self._count, dtype=torch.int64)
 
         def start() -> Any:
-            return [self._comm.Ialltoallv(self._parts(sent, counts[0]), self._parts(received, counts[1]))]
+            return [
+                self._comm.Ialltoall(self._bytes(told, 1), self._bytes(heard, 1)),
+                self._comm.Ialltoallv(self._parts(sent, counts[0]), self._parts(received, counts[1])),
+            ]
 
-        return self._collective("all_to_all", sent, start, lambda: _spread(received, outputs), opts)
+        def check() -> None:
+            if heard.tolist() != [*counts[1]]:
+                raise RuntimeError(f"backend=mpi: all_to_all: ranks send {heard.tolist()} values, not {[*counts[1]]}")
+            finish()
+
+        return self._collective("all_to_all", result, start, check, opts)
 
     def barrier(self, opts: Any = None) -> Operation:
         return self._collective("barrier", torch.empty(0), lambda: [self._comm.Ibarrier()], lambda: None, opts)
@@ -276,8 +302,21 @@ class MpiGroup(_Group):  # type: ignore[misc]
     # operations
 
     def _counts(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
+        """Values for or from each rank. Raises RuntimeError if they are not those of the tensor."""
+        whole = tensor.shape[0] if tensor.dim() else 1
+        if rows and (len(rows) != self._count or sum(rows) != whole or min(rows) < 0):
+            raise RuntimeError(f"backend=mpi: all_to_all: {[*rows]} are not {whole} rows for {self._count} ranks")
+        if not rows and whole % self._count:
+            raise RuntimeError(f"backend=mpi: all_to_all: {whole} rows cannot be split among {self._count} ranks")
         row = tensor.numel() // tensor.shape[0] if tensor.dim() and tensor.shape[0] else 1
         return [count * row for count in rows] if rows else [tensor.numel() // self._count] * self._count
+
+    def _listed(self, name: str, tensor: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """A tensor that goes to or comes from one of a list with one for each rank, as contiguous values."""
+        _check(name, tensors, [tensor.numel()] * self._count)
+        for each in tensors:
+            _sent(each, tensor)
+        return tensor.detach().contiguous()
 
     def _each(
         self, items: Sequence[Any], act: Callable[[Any], Operation], result: Sequence[Tensor] | None = None
@@ -307,8 +346,10 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """A tensor that MPI can sum, its type, and MPI's operation. Raises RuntimeError for what MPI does not have."""
         names = next((names for ours, *names in OPERATIONS if operation == ours), None)
         dtype = torch.float32 if tensor.dtype in HALVES else tensor.dtype
-        if names is None or dtype not in TYPES or tensor.device.type != "cpu":
-            raise RuntimeError(f"backend=mpi has no {operation} of {tensor.dtype} on {tensor.device.type}")
+        is_exact = operation == AVG and not (dtype.is_floating_point or dtype.is_complex)
+        if names is None or is_exact or dtype not in TYPES or tensor.device.type != "cpu":
+            named = next((name for name, kind in KINDS.items() if operation == kind), str(operation))
+            raise RuntimeError(f"backend=mpi has no {named} of {tensor.dtype} on {tensor.device.type}")
         chosen = getattr(self._loop.mpi, names[dtype == torch.bool])
         return tensor.detach().to(dtype).contiguous(), getattr(self._loop.mpi, TYPES[dtype]), chosen
 
@@ -332,6 +373,13 @@ def _sent(tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.dtype != like.dtype:
         raise RuntimeError(f"backend=mpi: {tensor.dtype} cannot be received as {like.dtype}")
     return tensor.detach().contiguous()
+
+
+def _check(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """Raises RuntimeError for another number of tensors, or of their values, than MPI would read or write."""
+    found = [tensor.numel() for tensor in tensors]
+    if found != [*sizes]:
+        raise RuntimeError(f"backend=mpi: {name}: {found} values, where the other tensors need {[*sizes]}")
 
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:

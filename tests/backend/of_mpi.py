@@ -46,6 +46,7 @@ def collectives(folder: Path) -> None:
     for dtype in TYPES:
         _sums(rank, world, dtype)
         _moves(rank, world, dtype)
+    _refused(rank, world)
     _messages(rank, world)
     _groups(rank, world)
 
@@ -100,6 +101,57 @@ def _moves(rank: int, world: int, dtype: torch.dtype) -> None:
     assert [part.item() for part in parts] == [10 * i + rank for i in range(world)]
 
 
+def _refused(rank: int, world: int) -> None:
+    """What does not fit is an error on every rank, before MPI reads or writes beyond a tensor; the group goes on."""
+
+    def ones(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.ones(count, dtype=dtype)
+
+    wide = torch.float64
+    root = rank == 0
+    wrong: tuple[Callable[[], Any], ...] = (
+        lambda: dist.all_gather_single(ones(world), ones(100_000)),
+        lambda: dist.all_gather_single(ones(20 * world), ones(10)),
+        lambda: dist.all_gather_single(ones(world, wide), ones(1)),
+        lambda: dist.all_gather([ones(7)] * world, ones(3)),
+        lambda: dist.all_gather([ones(3)] * (world - 1) + [ones(4)], ones(3)),
+        lambda: dist.all_gather([ones(3)] * (world - 1) + [ones(3, wide)], ones(3)),
+        lambda: dist.reduce_scatter_single(ones(100_000), ones(world)),
+        lambda: dist.reduce_scatter_single(ones(2), ones(5 * world)),
+        lambda: dist.reduce_scatter_single(ones(2, wide), ones(2 * world)),
+        lambda: dist.reduce_scatter(ones(2), [ones(2)] * (world - 1) + [ones(3)]),
+        lambda: dist.reduce_scatter(ones(2), [ones(2)] * (world - 1)),
+        lambda: dist.all_to_all_single(ones(4), ones(50 * world), [2] * world, [50] * world),
+        lambda: dist.all_to_all_single(ones(2 * world), ones(2 * world), [2] * world, [1] * world),
+        lambda: dist.all_to_all_single(ones(world + 1), ones(world + 1)),
+        lambda: dist.all_to_all_single(ones(world, wide), ones(world)),
+        lambda: dist.all_to_all([ones(1)] * (world - 1), [ones(1)] * world),
+        lambda: dist.all_reduce(ones(2, torch.int64), op=dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(ones(2, torch.bool), op=dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(ones(2), op=dist._make_nccl_premul_sum(2.0)),
+        lambda: root and dist.gather(ones(3), [ones(2)] * world, dst=0),
+        lambda: root and dist.gather(ones(3), [ones(3)] * (world - 1) + [ones(3, wide)], dst=0),
+        lambda: root and dist.scatter(ones(3), [ones(3)] * (world - 1) + [ones(4)], src=0),
+    )
+    for number, act in enumerate(wrong):
+        try:
+            assert not act() and number >= len(wrong) - 3 and not root, number
+        except (RuntimeError, ValueError, TypeError) as error:
+            assert "object at" not in str(error), error
+    dist.barrier()
+
+
+def apart(folder: Path) -> None:
+    """The ranks disagree about how much one sends to the other."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sent = [2] * world if rank else [2, *[1] * (world - 1)]
+    try:
+        dist.all_to_all_single(torch.zeros(2 * world), torch.ones(sum(sent)), [2] * world, sent)
+    except RuntimeError as error:
+        (folder / f"apart-{rank}.json").write_text(json.dumps({"error": str(error)}))
+        raise
+
+
 def _messages(rank: int, world: int) -> None:
     """All send before any receives, more than a library keeps for itself."""
     sent, received = torch.full((1 << 18,), float(rank)), torch.empty(1 << 18)
@@ -144,7 +196,7 @@ def late(folder: Path) -> None:
 
 
 DO: dict[str, tuple[float, Callable[[Path], Any]]] = {
-    "collectives": (30, collectives), "layouts": (60, layouts), "late": (3, late)
+    "collectives": (30, collectives), "layouts": (60, layouts), "late": (3, late), "apart": (10, apart)
 }  # fmt: skip
 
 

@@ -105,6 +105,14 @@ def test_who_does_not_come_is_an_error_in_time(launcher: Any, tmp_path: Path) ->
 
 
 @pytest.mark.campaign("network")
+def test_ranks_that_disagree_about_what_they_send_are_an_error(launcher: Any, tmp_path: Path) -> None:
+    done = ranks(launcher, 2, str(TESTS / "backend" / "of_mpi.py"), "apart", str(tmp_path), cwd=tmp_path)
+    assert done.returncode != 0, done.stderr
+    told = [json.loads(path.read_text())["error"] for path in tmp_path.glob("apart-*.json")]
+    assert told and all("all_to_all: ranks send [1, 2] values, not [2, 2]" in each for each in told), told
+
+
+@pytest.mark.campaign("network")
 def test_a_run_saves_and_goes_on_with_the_losses_of_local_ranks(launcher: Any, tmp_path: Path) -> None:
     for steps in (4, 6):
         words = ("-m", "dtrain", *RUN, f"steps={steps}", "schedule=constant", "backend=mpi", "out=far")

@@ -5,6 +5,7 @@ which MPI does not have, rounded once at the end (gloo rounds after every additi
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import accumulate
@@ -261,17 +262,17 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """
         if counts[0][self._mine] != counts[1][self._mine]:
             raise RuntimeError(f"backend=mpi: all_to_all: this rank sends {counts[0]}, awaits {counts[1]}")
-        told, heard = torch.tensor(counts[0]), torch.empty(self._count, dtype=torch.int64)
+        told, heard, kind = array("q", counts[0]), array("q", [0] * self._count), self._loop.mpi.INT64_T
 
         def start() -> Any:
             return [
-                self._comm.Ialltoall(self._bytes(told, 1), self._bytes(heard, 1)),
+                self._comm.Ialltoall([told, 1, kind], [heard, 1, kind]),
                 self._comm.Ialltoallv(self._parts(sent, counts[0]), self._parts(received, counts[1])),
             ]
 
         def check() -> None:
-            if heard.tolist() != [*counts[1]]:
-                raise RuntimeError(f"backend=mpi: all_to_all: ranks send {heard.tolist()} values, not {[*counts[1]]}")
+            if [*heard] != [*counts[1]]:
+                raise RuntimeError(f"backend=mpi: all_to_all: ranks send {[*heard]} values, not {[*counts[1]]}")
             finish()
 
         return self._collective("all_to_all", result, start, check, opts)

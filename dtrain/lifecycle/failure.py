@@ -301,6 +301,16 @@ def failures(folder: Path, rank: int | str = "*") -> list[dict[str, Any]]:
     return sorted(reports, key=lambda report: float(report["time"]))
 
 
+def silent_ranks(folder: Path) -> dict[int, int]:
+    """Rank -> process, of those of this host that have begun and have told nothing yet."""
+    told = {int(path.stem.split("-")[1]) for kind in ("failure", "report") for path in folder.glob(f"{kind}-*.json")}
+    return {
+        rank: int(facts["pid"])
+        for rank, facts in _read(folder, "began").items()
+        if rank not in told and facts["host"] == socket.gethostname() and not is_done(folder, rank)
+    }
+
+
 def _json(path: Path) -> dict[str, Any]:
     """The content of a report; empty for a marker file."""
     content: dict[str, Any] = json.loads(path.read_text() or "{}")

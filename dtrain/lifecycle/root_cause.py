@@ -178,7 +178,8 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
             state = evidence.ended.get(facts["rank"], {}).get("state")
             if state in ("T", "t"):
                 return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
-            return {**facts, **hung, "error": "it did not respond: native code holds the GIL"}
+            reason = "native code holds the GIL" if state else "nobody could ask it for its state"
+            return {**facts, **hung, "error": f"it did not respond: {reason}"}
     culprit = _mismatched(known) or _behind(known) or _unfinished(known)
     if culprit:
         return {**culprit[0], **hung, "error": culprit[1]}

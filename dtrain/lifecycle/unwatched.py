@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,13 +13,29 @@ from typing import Any, NoReturn
 from dtrain.config import environment
 from dtrain.errors import DtrainError, RankError, StoreError
 from dtrain.lifecycle import kernel_log
-from dtrain.lifecycle.failure import KINDS, began, describe, explain, facts_of, leave, log_xids, save, tell
-from dtrain.lifecycle.signals import asked, by_signal
+from dtrain.lifecycle.failure import (
+    KINDS,
+    began,
+    describe,
+    explain,
+    facts_of,
+    failures,
+    leave,
+    log_xids,
+    look,
+    save,
+    silent_ranks,
+    tell,
+)
+from dtrain.lifecycle.signals import REPORT, asked, by_signal, install
 from dtrain.secrets import screen
 from dtrain.storage import lease, store
 
 GIVE_UP_SECONDS = 5.0
 """How long a process that gives up waits for storage."""
+
+ANSWER_SECONDS, LOOK_SECONDS = 2.0, 0.02
+"""How long other ranks are waited for that are asked for a report, and the time between two looks."""
 
 _alone: list[str] = []
 """`out` of the run, if no agent reports its failure."""
@@ -44,6 +62,7 @@ def give_up(
         if folder:
             tell(folder, None if kind == "lost" else rank, kind, message, **facts)
             if _alone:
+                ask_others(folder)
                 (folder / "printed").touch(exist_ok=False)  # else another rank of this host has done it
                 failure = explain(folder)
                 screen.complain(failure.paragraph)
@@ -51,6 +70,34 @@ def give_up(
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):
         lease.give_back()
     os._exit(exit_code)
+
+
+def ask_others(folder: Path) -> None:
+    """Ask the ranks of this host that have not ended for their reports (SIGUSR2), if one has timed out; and note the
+    state of those that do not answer.
+    """
+    if not any(report["kind"] in ("hung", "timeout") for report in failures(folder)):
+        return
+    silent, deadline = dict(silent_ranks(folder)), time.monotonic() + ANSWER_SECONDS
+    silent = {rank: pid for rank, pid in silent.items() if _takes_reports(pid)}
+    for pid in silent.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, REPORT)
+    while time.monotonic() < deadline and any(not (folder / f"report-{rank}.json").exists() for rank in silent):
+        time.sleep(LOOK_SECONDS)
+    for rank, pid in silent.items():
+        if not (folder / f"report-{rank}.json").exists():
+            look(folder, rank, pid)
+
+
+def _takes_reports(pid: int) -> bool:
+    """Whether SIGUSR2 has a handler in a process; without one it may end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (REPORT - 1) & 1)
 
 
 def remove_stale() -> None:
@@ -78,7 +125,8 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
             old.unlink()  # left by an earlier start from the same shell
     os.environ[environment.REPORTS] = str(folder)
     _alone[:] = [out]
-    log = kernel_log.KernelLog()
+    log, before = kernel_log.KernelLog(), signal.getsignal(REPORT)
+    install({REPORT: signal.SIG_IGN})  # until the watchdog takes it
     try:
         began(folder, rank)
         yield
@@ -88,18 +136,21 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
         try:
             leave(folder, rank, error)
             log_xids(folder, rank, log)
+            ask_others(folder)
             failure = explain(folder)
+            (folder / "printed").touch()
         except (OSError, StoreError):  # the folder for temporary files is full or gone
             failure = describe(facts_of(error, rank), [])
+        with suppress(DtrainError):  # the storage may be what failed
+            save(out, failure.facts)  # also of another rank, which its launcher may end before it does so
         if failure.facts["rank"] != rank:
             raise RankError(f"rank {rank} ended because of another: {failure.line}") from error
-        with suppress(DtrainError):  # the storage may be what failed
-            save(out, failure.facts)
         final = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
         final.facts = failure.facts
         raise final from error.__cause__ if final is error else error
     finally:
         log.close()
+        install({REPORT: before})
         _alone.clear()
         os.environ.pop(environment.REPORTS, None)
         if "RANK" not in os.environ:  # else other ranks may read it

@@ -115,14 +115,16 @@ class Watchdog:
         """
         stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
-        read = self._folder if unwatched.is_watched() else None
-        if read:
-            self._file = stack.enter_context((read / f"stack-{self._mesh.rank}.txt").open("w"))
-        enabled = faulthandler.is_enabled()
-        if read or not enabled:
+        file = self._file
+        if self._folder:
+            file = stack.enter_context((self._folder / f"stack-{self._mesh.rank}.txt").open("w"))
+        is_watched, enabled = self._folder and unwatched.is_watched(), faulthandler.is_enabled()
+        if is_watched:
+            self._file = file
+        if is_watched or not enabled:
             faulthandler.enable(self._file)
             stack.callback(faulthandler.enable if enabled else faulthandler.disable)
-        faulthandler.register(REPORT, self._file, all_threads=True, chain=True)
+        faulthandler.register(REPORT, file, all_threads=True, chain=True)
         stack.callback(faulthandler.unregister, REPORT)
 
     def _end(self, thread: threading.Thread) -> None:

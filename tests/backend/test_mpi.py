@@ -147,6 +147,19 @@ def test_the_error_of_a_rank_ends_all_and_is_shown(launcher: Any, tmp_path: Path
     assert "FaultError" in (tmp_path / "run" / "failure.json").read_text()
 
 
+@pytest.mark.campaign("kills")
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_a_rank_that_hangs_is_the_cause(backend: str, launcher: Any, tmp_path: Path) -> None:
+    fault = ("hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.action=hang", "hook.fault.step=3")
+    more = ("hook.fault.rank=1", "steps=20", f"backend={backend}", "backend.timeout=4", "out=run")
+    words = [word for word in RUN if word != "hook=[]"]
+    done = ranks(launcher, 2, "-m", "dtrain", *words, *fault, *more, cwd=tmp_path)
+    assert done.returncode not in (0, 75), done.stdout
+    facts = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert (facts["rank"], facts["kind"]) == (1, "hung") and "GIL" not in facts["message"], facts["message"]
+    assert "faults.py" in facts["where"], facts["where"]
+
+
 @pytest.mark.campaign("network")
 def test_another_library_than_the_launchers_is_refused(launcher: Any, tmp_path: Path) -> None:
     command, environment = launcher

@@ -117,7 +117,7 @@ MADE = {
     ),
     "crosses by MPI, from the CPU": (
         "backend/mpi_group.py:MpiGroup.all_gather_single", "backend/mpi_group.py:MpiGroup.all_to_all_single", "backend/mpi_group.py:MpiGroup.allgather",
-        "backend/mpi_group.py:MpiGroup.alltoall", "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
+        "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
         "backend/mpi_group.py:MpiGroup.reduce_scatter_single", "backend/mpi_group.py:MpiGroup.scatter",
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),

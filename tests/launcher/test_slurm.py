@@ -88,6 +88,20 @@ class TestSlurm(EngineTests):
 
 
 @pytest.mark.campaign("network")
+def test_two_commands_at_once_submit_one_job(queue: dict[str, str], place: Path) -> None:
+    words = [*COMMAND, *LONG, "launcher.detach=true", "out=run"]
+    both = [
+        Forked(words, cwd=place, env=queue, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(2)
+    ]
+    said = [each.communicate(timeout=120)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    job = job_of(place / "run")
+    assert asked(queue, "squeue", "--noheader", "--format=%i").split() == [job]
+    assert all(f"job {job}" in each for each in said), said
+
+
+@pytest.mark.campaign("network")
 def test_a_command_that_follows_its_job_and_the_agents_are_small(queue: dict[str, str], place: Path) -> None:
     command = subprocess.Popen([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stdout=subprocess.DEVNULL)
     wait_until(lambda: rows(place / "a"))

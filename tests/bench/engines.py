@@ -1,6 +1,6 @@
 """From typing a command to the first step of 2 nodes x 2 ranks: dtrain's launchers beside each engine's own way.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/bench/engines.py [--rounds 5] [--engines slurm mpi ray spark]
+    OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/bench/engines.py [--rounds 5] [--engines slurm ssh mpi ray spark]
 
 The engines are daemons of this host, which run before the clock does. Both train a small model by DDP and gloo; dtrain
 does with its defaults, and the other is a script without anything else. They are run in turn.
@@ -8,6 +8,7 @@ does with its defaults, and the other is a script without anything else. They ar
 
 import argparse
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray_cluster
+import ssh
 import standalone
 from slurm import slurm
+
+from dtrain.config.word import quote
 
 BARE = '''"""Ranks that their launcher has started take a step."""
 
@@ -138,6 +142,28 @@ def of_slurm(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, Callable[
 
 
 @contextmanager
+def of_ssh(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, Callable[[str], list[str]]]]]:
+    with ssh.hosts(folder) as (names, options):
+        typed = shlex.join(options)
+        torchrun = f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr 127.0.0.1"
+        lines = [
+            f"ssh {typed} -p {name.partition(':')[2]} 127.0.0.1 'cd {folder.parent}/place && OMP_NUM_THREADS=1 {torchrun} "
+            f"--master-port 29557 --node-rank {node} bare.py '$0 &"
+            for node, name in enumerate(names)
+        ]
+        yield (
+            {**os.environ},
+            {
+                "launcher=ssh": dtrain(
+                    "launcher=ssh", f"launcher.hosts=[{','.join(names)}]", f"launcher.options={quote(typed)}",
+                    f"launcher.python={sys.executable}", "launcher.address=127.0.0.1",
+                ),
+                "ssh, torchrun": own("bash", "-c", " ".join([*lines, "wait"]), "{path}"),
+            },
+        )  # fmt: skip
+
+
+@contextmanager
 def of_mpi(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, Callable[[str], list[str]]]]]:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment = {**os.environ, **root, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29556"}
@@ -179,7 +205,7 @@ def of_spark(folder: Path) -> Iterator[tuple[dict[str, str], dict[str, Callable[
         )
 
 
-ENGINES = {"slurm": of_slurm, "mpi": of_mpi, "ray": of_ray, "spark": of_spark}
+ENGINES = {"slurm": of_slurm, "ssh": of_ssh, "mpi": of_mpi, "ray": of_ray, "spark": of_spark}
 
 
 def main() -> None:

@@ -63,8 +63,9 @@ def twenty_steps(word: str, mesh: tuple[Any, dict[str, int]], **changed: Any) ->
     world = 1
     for degree in degrees.values():
         world *= degree
-    runs = resident(world, partial(few_steps, parts_of(word, **changed) | {"strategy": strategy}, degrees, steps=20))
-    return joined(runs) if "pp" in degrees else runs[0]
+    parts, microbatch = parts_of(word, **changed) | {"strategy": strategy}, 8 // world if "pp" in degrees else 4
+    runs = resident(world, partial(few_steps, parts, degrees, steps=20, microbatch=microbatch))
+    return joined(runs[:: degrees.get("dp_replicate", 1)]) if "pp" in degrees else runs[0]  # of one replica
 
 
 def trains_alike(word: str, mesh: tuple[Any, dict[str, int]], one: dict[str, Any]) -> None:

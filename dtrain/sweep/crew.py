@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from dtrain.build import build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
-from dtrain.config.environment import HANDED, SOURCE, WORKERS
+from dtrain.config.environment import HANDED, SOURCE, SWEEP_BEGAN, WORKERS
 from dtrain.config.facts import fact
 from dtrain.errors import PreflightError, WordsError, first_line
 from dtrain.launcher import Detached, Engine, detached, process
@@ -93,8 +94,9 @@ class OfHydra:
 
     def _run(self) -> None:
         watch = None if self._hydras.is_queue else Command(os.getpid(), str(self._wanted))
+        one = functools.partial(work, words=self._words, watch=watch, began=time.time())
         try:
-            self._ended += launch(self._hydras, functools.partial(work, words=self._words, watch=watch), self._number)
+            self._ended += launch(self._hydras, one, self._number)
         except Exception as error:  # a launcher raises what it likes
             self._error.append(
                 error if isinstance(error, WordsError) else WordsError(f"hydra/launcher: {first_line(error)}")
@@ -109,6 +111,7 @@ class OfEngine:
         self._command = [sys.executable, "-m", "dtrain.sweep.worker", *words]
         self._name = f"{plan.launcher['_target_'].rpartition('.')[2].lower()}-{secrets.token_hex(4)}"
         self._starts, self._asked, self.log = Counter[int](), False, ""
+        self._began = str(time.time())
 
     def prepare(self) -> None:
         self._engine.prepare(self._plan)
@@ -137,6 +140,7 @@ class OfEngine:
     def _start(self, nodes: Sequence[int]) -> None:
         self._starts.update(nodes)
         handed = {WORKERS: self._name, HANDED: options.hand_over(), SOURCE: source_digest("dtrain")}
+        handed[SWEEP_BEGAN] = self._began
         self._engine.start(nodes, self._command, handed)
 
 
@@ -158,8 +162,9 @@ class OfScheduler:
             self._job = next(iter(self._launcher.jobs(out)), "")
             if not self._job:
                 command = [sys.executable, "-m", "dtrain", "sweep", "work", *self._words]
+                handed = {HANDED: options.hand_over(), SWEEP_BEGAN: str(time.time())}
                 with signals.blocked():
-                    self._job = self._launcher.submit_workers(self._plan, command, {HANDED: options.hand_over()})
+                    self._job = self._launcher.submit_workers(self._plan, command, handed)
                     detached.note_job(out, self._plan.launcher, self._job)
         self.log = str(self._launcher.log(out, self._job).parent)
         screen.say(f"job {self._job} has {self._plan.nodes} workers · {self.log}")

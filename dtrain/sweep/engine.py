@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dtrain import secrets
-from dtrain.config.environment import WORKERS
+from dtrain.config.environment import SWEEP_BEGAN, WORKERS
 from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import process
 from dtrain.lifecycle import failure, signals, unwatched
@@ -90,7 +90,7 @@ class Engine:
         self._tries = Counter[str]()
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
-        self._asked, self._began = 0, time.time()
+        self._asked, self._began = 0, float(os.environ.get(SWEEP_BEGAN, time.time()))
         self._request, self._looked_for_request = 0, time.monotonic()
         """The newest request to stop before this worker began, and when it looked for a newer one."""
         self._crew = os.environ.get(WORKERS, "")

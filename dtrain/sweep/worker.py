@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dtrain.config.environment import HANDED, SOURCE, WORKERS
+from dtrain.config.environment import HANDED, SOURCE, SWEEP_BEGAN, WORKERS
 from dtrain.errors import PreflightError, StoreError
 from dtrain.launcher import process
 from dtrain.lifecycle import signals
@@ -57,12 +57,15 @@ class Signals:
         return bool(signals.stop_request())
 
 
-def work(_: Any, words: Sequence[str], watch: Watch | None) -> tuple[int, str]:
-    """Run `dtrain sweep work <words>`. Returns its exit code and the end of what it complained of."""
+def work(_: Any, words: Sequence[str], watch: Watch | None, began: float) -> tuple[int, str]:
+    """Run `dtrain sweep work <words>`. Returns its exit code and the end of what it complained of. `began`: when the
+    command did; what failed since is not run again.
+    """
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(
             [sys.executable, "-m", "dtrain", "sweep", "work", *words], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=complaints, preexec_fn=partial(process.die_with, os.getpid()),
+            env={**os.environ, SWEEP_BEGAN: str(began)},
         )  # fmt: skip
         asked = False
         while child.poll() is None:
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments = arguments[:-1]
     root, watch = arguments[0], Signals()
     if os.environ[SOURCE] == source_digest("dtrain"):
-        code, complaints = work(None, arguments, watch)
+        code, complaints = work(None, arguments, watch, float(os.environ[SWEEP_BEGAN]))
     else:
         code = PreflightError.exit_code
         complaints = "the source of dtrain here differs from that of the command. Install the same one."

@@ -25,7 +25,7 @@ def plant(out: str, count: int) -> None:
         url = store.join(folder(out, step), f"00000001-20260101T000000-{step:08x}-0001")
         store.write(store.join(url, SHARD["name"]), b"1234")
         commit = {"format": commits.FORMAT, **body(step)}
-        store.write(store.join(url, commits.NAME), json.dumps({**commit, "digest": commits._digest(commit)}).encode())
+        store.write(store.join(url, commits.NAME), json.dumps({**commit, "digest": commits.digest(commit)}).encode())
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(one, range(1, count + 1)))

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,10 @@ class TestRay(EngineTests):
     def _goes_on(self, tmp_path: Path, kill: Callable[..., None]) -> None:
         folder = _folder(tmp_path)
         with self._running(folder, "steps=1000") as command:
+            deadline = time.monotonic() + self.seconds
+            while not list((folder / "run" / "checkpoints").rglob("COMMIT.json")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             kill(command.pid, *agents(folder))
             assert command.wait(self.seconds) == 0
         assert _steps(folder / "run") == [*range(1, 1001)] and _starts(folder / "run")[-1] >= 10

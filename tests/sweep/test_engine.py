@@ -16,6 +16,7 @@ from commands import COMMAND, Forked
 from killing import descendants, family, mentioning
 from pool import ranks
 
+from dtrain.config.environment import SWEEP_BEGAN
 from dtrain.storage import store
 
 SMALL = ["model=mlp", "data=synthetic", "data.samples=64", "objective=regression", "steps=4", "hook=[]", "logger=[]"]
@@ -106,6 +107,16 @@ def result(run: Path) -> tuple[float, list[bytes]]:
     shards = [path.read_bytes() for path in sorted(run.glob("checkpoints/*/*/*.safetensors"))]
     loss = json.loads((run / "result.json").read_text())["loss"]
     return loss, [shard[8 + int.from_bytes(shard[:8], "little") :] for shard in shards]
+
+
+def test_a_worker_that_comes_late_leaves_what_has_failed_since_the_command_began(tmp_path: Path) -> None:
+    began, words = time.time(), ["-m", *TROUBLE, "model.how=raises,none", "sweep.out=s"]
+    assert commands.run(*words, cwd=tmp_path).returncode == 1
+    late = {**os.environ, SWEEP_BEGAN: str(began)}
+    assert commands.run("sweep", "work", "s", "trust=[sweeping]", cwd=tmp_path, env=late).returncode == 1
+    assert starts(jobs(tmp_path / "s")["model.how-raises"]) == 1
+    commands.run("sweep", "work", "s", "trust=[sweeping]", cwd=tmp_path)
+    assert starts(jobs(tmp_path / "s")["model.how-raises"]) == 2
 
 
 def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(

@@ -1,15 +1,15 @@
 """Adapters for tests: a base whose matrices are all filled, and training on every mesh against one process and peft."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import peft
 import torch
 from pool import resident
-from small import PARTS, STRATEGIES, agree, few_steps, joined, small_gpt
+from small import PARTS, STRATEGIES, agree, few_steps, joined, small_gpt, tokens
 from torch import nn
 
+from dtrain.adapter import merged
 from dtrain.build import build
 from dtrain.model.gpt import GPT
 from dtrain.model.seeds import fill_added
@@ -75,8 +75,8 @@ def trains_alike(word: str, mesh: tuple[Any, dict[str, int]], one: dict[str, Any
     assert run["gradients"].keys() == one["gradients"].keys()
 
 
-def beside_peft(word: str, check: Callable[[nn.Module, nn.Module], None]) -> None:
-    """`check(ours, theirs)` for a model with an adapter of ours, and one with peft's, of the same numbers."""
+def beside_peft(word: str) -> tuple[nn.Module, nn.Module]:
+    """A model with an adapter of ours, and one with peft's, of the same numbers."""
     ours, plain = small_gpt(), small_gpt()
     build(part(word))(ours)
     fill_added(ours, 1)
@@ -99,4 +99,31 @@ def beside_peft(word: str, check: Callable[[nn.Module, nn.Module], None]) -> Non
                 )
                 layer.magnitude.mul_(1.25)
                 there.lora_magnitude_vector.default.weight.copy_(layer.magnitude)
-    check(ours, theirs)
+    return ours, theirs
+
+
+def computes_as_peft(word: str) -> None:
+    """Outputs and gradients are those of peft."""
+    ours, theirs = beside_peft(word)
+    for model in (ours, theirs):
+        model(tokens(2, 6)).square().mean().backward()
+    torch.testing.assert_close(ours(tokens(2, 6)), theirs(tokens(2, 6)), rtol=1e-5, atol=1e-6)
+    there = {name: each.grad for name, each in theirs.named_parameters() if each.grad is not None}
+    here = {name: each.grad for name, each in ours.named_parameters() if each.grad is not None}
+    assert len(here) == len(there)
+    for name, gradient in here.items():
+        own = name.replace("magnitude", "lora_magnitude_vector")
+        torch.testing.assert_close(gradient, there[f"base_model.model.{own}.default.weight"], rtol=1e-4, atol=1e-6)
+
+
+def merges_as_peft(word: str) -> None:
+    """To the last bit."""
+    ours, theirs = beside_peft(word)
+    mine = {
+        name: merged(layer.weight, {each: getattr(layer, each) for each in layer.added}, layer.scaling)
+        for name, layer in ours.named_modules()
+        if hasattr(layer, "added")
+    }
+    whole = theirs.merge_and_unload()  # type: ignore[operator]
+    assert len(mine) == 2 * len(TARGETS)
+    assert all(torch.equal(whole.get_submodule(name).weight, weight) for name, weight in mine.items())

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import MESHES, MORE, TARGETS, beside_peft, part, parts_of, trains_alike, twenty_steps
+from adapted import MESHES, MORE, TARGETS, computes_as_peft, merges_as_peft, part, parts_of, trains_alike, twenty_steps
 from small import few_steps, small_gpt, tokens
 from torch import nn
 
-from dtrain.adapter import merged
 from dtrain.build import build
 from dtrain.errors import WordsError
 from dtrain.model import caveats
@@ -38,31 +37,11 @@ def test_nothing_else_is_trained() -> None:
 
 
 def test_outputs_and_gradients_are_those_of_peft() -> None:
-    def check(ours: nn.Module, theirs: nn.Module) -> None:
-        for model in (ours, theirs):
-            model(tokens(2, 6)).square().mean().backward()
-        torch.testing.assert_close(ours(tokens(2, 6)), theirs(tokens(2, 6)), rtol=1e-5, atol=1e-6)
-        there = {name: each.grad for name, each in theirs.named_parameters() if each.grad is not None}
-        here = {name: each.grad for name, each in ours.named_parameters() if each.grad is not None}
-        assert len(here) == len(there)
-        for name, gradient in here.items():
-            torch.testing.assert_close(gradient, there[f"base_model.model.{name}.default.weight"], rtol=1e-4, atol=1e-6)
-
-    beside_peft("lora", check)
+    computes_as_peft("lora")
 
 
 def test_it_merges_to_the_bits_of_peft() -> None:
-    def check(ours: nn.Module, theirs: nn.Module) -> None:
-        mine = {
-            name: merged(layer.weight, {each: getattr(layer, each) for each in layer.added}, layer.scaling)
-            for name, layer in ours.named_modules()
-            if hasattr(layer, "added")
-        }
-        whole = theirs.merge_and_unload()
-        assert len(mine) == 2 * len(TARGETS)
-        assert all(torch.equal(whole.get_submodule(name).weight, weight) for name, weight in mine.items())
-
-    beside_peft("lora", check)
+    merges_as_peft("lora")
 
 
 def test_names_stay_and_none_of_a_layer_is_lost() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from dtrain.data import TextSource
 from dtrain.errors import WordsError
 from dtrain.evaluation.session import load, watch
-from dtrain.model.cache import keeping
+from dtrain.model.cache import kv_cache
 from dtrain.model.sampling import complete
 from dtrain.objective import answer
 from dtrain.planned import Plan
@@ -34,9 +34,9 @@ def generate(plan: Plan) -> Result:
         prompt = source.encode(str(plan.generate["prompt"]))
         show = _Shown(source.decode) if parts.mesh.rank == 0 else None
         is_whole = plan.mesh.pp == plan.mesh.cp == 1  # the model and each sequence are in one place
-        with keeping(parts.model) if is_whole else nullcontext() as written:
+        with kv_cache(parts.model) if is_whole else nullcontext() as cache:
             tokens = complete(
-                lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, written=written,
+                lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, cache=cache,
                 show=show, **options,
             )  # fmt: skip
         text = source.decode(tokens)

@@ -15,8 +15,8 @@ ROOM = 64
 """Positions that a cache has room for at first; it doubles when they are full."""
 
 
-class Written:
-    """How many tokens of each sequence are in the caches; all layers share it."""
+class KVCache:
+    """The number of tokens of each sequence in the caches; all layers share it."""
 
     def __init__(self) -> None:
         self.lengths_B = torch.zeros(0, dtype=torch.long)
@@ -38,19 +38,19 @@ class Written:
         self._positions = None
 
 
-class Cache:
-    """That of one attention."""
+class LayerCache:
+    """Keys and values of one attention layer."""
 
-    def __init__(self, written: Written) -> None:
-        self.written = written
+    def __init__(self, shared: KVCache) -> None:
+        self.shared = shared
         self._kept: tuple[Tensor, Tensor] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its lengths change with each token
     def attend(self, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
         """Causal attention of the new tokens to themselves and to all before, which are kept."""
         tokens, grouped = q_BHTD.shape[2], q_BHTD.shape[1] != k_BKTD.shape[1]
-        end = int(self.written.lengths_B.max()) + tokens
-        positions_BT = self.written.positions(tokens, q_BHTD.device)
+        end = int(self.shared.lengths_B.max()) + tokens
+        positions_BT = self.shared.positions(tokens, q_BHTD.device)
         keys, values = self._room(k_BKTD, end)
         rows = torch.arange(len(positions_BT), device=positions_BT.device)[:, None]
         keys[rows, :, positions_BT], values[rows, :, positions_BT] = k_BKTD.transpose(1, 2), v_BKTD.transpose(1, 2)
@@ -63,7 +63,7 @@ class Cache:
 
     def _room(self, like_BKTD: Tensor, end: int) -> tuple[Tensor, Tensor]:
         B, K, _, D = like_BKTD.shape
-        if self._kept is None or int(self.written.lengths_B.max()) == 0:
+        if self._kept is None or int(self.shared.lengths_B.max()) == 0:
             size = ROOM * -(-end // ROOM)
             self._kept = like_BKTD.new_zeros(B, K, size, D), like_BKTD.new_zeros(B, K, size, D)
         elif self._kept[0].shape[2] < end:
@@ -73,17 +73,17 @@ class Cache:
 
 
 @contextmanager
-def keeping(model: nn.Module) -> Iterator[Written | None]:
+def kv_cache(model: nn.Module) -> Iterator[KVCache | None]:
     """A context in which a model that `keeps_keys` is called with the new tokens alone; None for another model."""
     if not getattr(model, "keeps_keys", False):
         yield None
         return
-    written = Written()
+    cache = KVCache()
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "cache")]
     for layer in layers:
-        layer.cache = Cache(written)
+        layer.cache = LayerCache(cache)
     try:
-        yield written
+        yield cache
     finally:
         for layer in layers:
             layer.cache = None

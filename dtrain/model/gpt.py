@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtrain.model.cache import Cache
+from dtrain.model.cache import LayerCache
 
 
 class RMSNorm(nn.Module):
@@ -76,7 +76,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
         self.rotary = rotary
-        self.cache: Cache | None = None
+        self.cache: LayerCache | None = None
         self.head_width = width // heads
         self.q = nn.Linear(width, heads * self.head_width, bias=False)
         self.k = nn.Linear(width, kv_heads * self.head_width, bias=False)
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         q, k = q.view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
         v_BKTD = self.v(x_BTC).view(B, T, -1, D).transpose(1, 2)
         if self.cache is not None:
-            position_ids = self.cache.written.positions(T, q.device)
+            position_ids = self.cache.shared.positions(T, q.device)
         cos, sin = self.rotary(T, q.device, position_ids)
         q_BHTD = rotate(F.rms_norm(q, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         k_BKTD = rotate(F.rms_norm(k, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dtrain.model.cache import Written
+from dtrain.model.cache import KVCache
 from dtrain.model.seeds import generator
 
 
@@ -18,28 +18,28 @@ def complete(
     temperature: float,
     seed: int,
     top_p: float = 1.0,
-    written: Written | None = None,
+    cache: KVCache | None = None,
     show: Callable[[list[int]], object] | None = None,
 ) -> list[int]:
     """`prompt` and `tokens` more. `forward` maps tokens [1, T] to logits [1, T, V]; it sees the last `context` tokens.
-    `written`: of the cache that it keeps, which is used as long as no token leaves the context. `show` is called with
-    all tokens so far after each new one.
+    `cache`: that of the model behind `forward`, used as long as no token leaves the context. `show` is called with all
+    tokens so far after each new one.
 
     Temperature 0 takes the likeliest token; otherwise one is drawn of the likeliest that together have the probability
     `top_p` (nucleus sampling, arXiv 1904.09751). The draws depend on the seed alone, so all ranks of a mesh agree.
     """
     draw, text = generator(seed, "sample"), list(prompt)
     new = text
-    if written:
-        written.begin(1)
+    if cache:
+        cache.begin(1)
     for _ in range(tokens):
-        is_kept = written is not None and len(text) <= context
-        if written and not is_kept:
-            written.begin(1)
+        is_kept = cache is not None and len(text) <= context
+        if cache and not is_kept:
+            cache.begin(1)
         seen = new if is_kept else text[-context:]
         logits = forward(torch.tensor([seen]))[0, -1].float().cpu()
-        if written and is_kept:
-            written.advance(torch.tensor([len(seen)]))
+        if cache and is_kept:
+            cache.advance(torch.tensor([len(seen)]))
         new = [_next(logits, temperature, top_p, draw)]
         text += new
         if show:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import torch
 
-from dtrain.model.cache import keeping
+from dtrain.model.cache import kv_cache
 from dtrain.model.gpt import GPT
 from dtrain.model.sampling import complete
 
@@ -29,9 +29,9 @@ def main() -> None:
     for _ in range(asked.rounds):
         seconds, texts = [], []
         for cached in (False, True):
-            with torch.no_grad(), keeping(model) if cached else nullcontext() as written:
+            with torch.no_grad(), kv_cache(model) if cached else nullcontext() as cache:
                 began = time.perf_counter()
-                texts.append(complete(model, [1, 2, 3, 4], written=written, **words))
+                texts.append(complete(model, [1, 2, 3, 4], cache=cache, **words))
                 seconds.append(time.perf_counter() - began)
         assert texts[0] == texts[1]
         ratios.append(seconds[0] / seconds[1])

@@ -130,7 +130,7 @@ MADE = {
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
     "lengths of sequences, which are counted on the host": (
-        "model/cache.py:Written.__init__", "model/cache.py:Written.begin", "model/cache.py:Written.positions",
+        "model/cache.py:KVCache.__init__", "model/cache.py:KVCache.begin", "model/cache.py:KVCache.positions",
     ),
     "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:complete",),
     "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
@@ -162,8 +162,8 @@ WAITS_FOR = {
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "model/sampling.py:_next", "model/cache.py:Cache.attend",
-        "model/cache.py:Cache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
+        "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
+        "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed",
     ),

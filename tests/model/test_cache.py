@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtrain.model.cache import ROOM, keeping
+from dtrain.model.cache import ROOM, kv_cache
 from dtrain.model.gpt import GPT
 from dtrain.model.moe import MoE
 from dtrain.model.sampling import complete
@@ -35,13 +35,13 @@ def test_logits_are_those_of_the_whole_sequence(model: nn.Module, tokens: int) -
     text = torch.randint(32, (2, tokens), generator=torch.Generator().manual_seed(1))
     whole = model(text)
     cuts = [[0, 7, 8, 9, tokens // 2, tokens], [0, 3, 8, 20, tokens - 5, tokens]]
-    with keeping(model) as written:
-        assert written
-        written.begin(2)
+    with kv_cache(model) as cache:
+        assert cache
+        cache.begin(2)
         for (first, second), (third, fourth) in zip(*map(pairwise, cuts), strict=True):
             parts = [text[0, first:second], text[1, third:fourth]]
             logits = model(nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=5))
-            written.advance(torch.tensor([len(part) for part in parts]))
+            cache.advance(torch.tensor([len(part) for part in parts]))
             for row, begin in enumerate((first, third)):
                 torch.testing.assert_close(logits[row, : len(parts[row])], whole[row, begin : begin + len(parts[row])])
     torch.testing.assert_close(model(text), whole, rtol=0, atol=0)
@@ -58,11 +58,11 @@ def test_text_is_the_same_beyond_the_context_too(model: nn.Module, temperature: 
         return model(tokens)  # type: ignore[no-any-return]
 
     alone = complete(model, [1, 2, 3], **words)  # type: ignore[arg-type]
-    with keeping(model) as written:
-        assert complete(watching, [1, 2, 3], written=written, **words) == alone  # type: ignore[arg-type]
+    with kv_cache(model) as cache:
+        assert complete(watching, [1, 2, 3], cache=cache, **words) == alone  # type: ignore[arg-type]
     assert seen == [3, *[1] * 21, *[24] * 18]
 
 
 def test_another_model_keeps_nothing() -> None:
-    with keeping(nn.Linear(2, 2)) as written:
-        assert written is None
+    with kv_cache(nn.Linear(2, 2)) as cache:
+        assert cache is None

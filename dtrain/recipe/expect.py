@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import Expect
+from dtrain.config.sections import Expect
 from dtrain.errors import WordsError
 from dtrain.storage import store
 

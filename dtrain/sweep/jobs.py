@@ -14,7 +14,8 @@ from dtrain.compose import compose, vocabulary, with_spaces
 from dtrain.compose.check import Vocabulary, shown
 from dtrain.compose.typed import typed, unlisted
 from dtrain.config import constraints, files
-from dtrain.config.schema import GROUPS, Config, Sweep, of_scope
+from dtrain.config.schema import GROUPS, Config, of_scope
+from dtrain.config.sections import Sweep
 from dtrain.config.word import Word, cut, quote, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrain.config.schema import Sweep
+from dtrain.config.sections import Sweep
 from dtrain.planned import Plan
 from dtrain.storage import attempts, store
 from dtrain.sweep import rungs

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from dtrain.config.schema import Config, Sweep
+from dtrain.config.schema import Config
+from dtrain.config.sections import Sweep
 from dtrain.config.structure import COUNT, MAPPING, TEXT, Each, Optional
 from dtrain.config.word import cut, spelling
 from dtrain.errors import WordsError, nearest

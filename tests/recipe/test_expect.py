@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.config.schema import Expect
+from dtrain.config.sections import Expect
 from dtrain.errors import WordsError
 from dtrain.recipe.expect import asked, band, judge
 

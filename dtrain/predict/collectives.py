@@ -155,7 +155,7 @@ def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Itera
 
 
 def _ddp(view: View) -> Iterator[Call]:
-    """DistributedDataParallel: buckets in the order in which gradients are ready, from the last weight to the first."""
+    """DistributedDataParallel: buckets from the last weight to the first."""
     sizes = [weight.count * view.types.param for weight in view.weights]
     if sizes:
         yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))

@@ -61,6 +61,7 @@ class DDP:
         self._trained.extend(trained)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
         wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
+        _settle_buckets(wrapped, trained)
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
@@ -92,6 +93,20 @@ class DDP:
         unreached = [p for p, (was, at) in pairs if p.grad is was and getattr(was, "_version", None) == at]
         if unreached:
             torch.autograd.backward(unreached, [torch.zeros_like(parameter) for parameter in unreached])
+
+
+def _settle_buckets(wrapped: DistributedDataParallel, trained: list[nn.Parameter]) -> None:
+    """Have the buckets of the first step be those of all others, in the reverse order of the parameters.
+
+    DistributedDataParallel begins with one bucket for all gradients and makes others in the second step. On three
+    ranks or more, what is in a bucket decides in which order numbers are added: a run that resumes would differ from
+    one that was not stopped.
+    """
+    wrapped.reducer.prepare_for_backward([])
+    for parameter in reversed(trained):
+        torch.autograd.backward(parameter, torch.zeros_like(parameter))
+    for parameter in trained:
+        parameter.grad = None
 
 
 @torch.no_grad()

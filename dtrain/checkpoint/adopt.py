@@ -7,23 +7,25 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dtrain.checkpoint.conversions import converted
+from dtrain.checkpoint.conversions import converted, whole_of
 from dtrain.checkpoint.format import Entry
 from dtrain.checkpoint.load import tensor_of
 from dtrain.checkpoint.shards import ShardOverlap
 from dtrain.checkpoint.state import TrainState
+from dtrain.checkpoint.sums import Sums
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 from dtrain.storage import store
 from dtrain.storage.disk import a_file
 from dtrain.storage.patience import on_disk
-from dtrain.weights import ForeignError, Piece, Weights, contiguous, names, place, plain, torchfile
+from dtrain.weights import ForeignError, Piece, Stored, Weights, contiguous, names, place, plain, torchfile
 
 STREAMS = 2
 """Pieces that a rank reads at a time; each is in memory beside the model."""
@@ -35,26 +37,30 @@ def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict
     """Load the weights at `source` into the model of `state`; all ranks call it. `table`: of `init_names`. Returns the
     facts of the load. Raises ForeignError, StoreError.
     """
+    take(source, state.weights(), state, mesh, table)
+    if state.ema:
+        state.ema.begin()
+    return {"step": 0, "url": source, "facts": {"step": 0, "optim": {}}}
+
+
+def take(
+    source: str, tensors: Mapping[str, Tensor], state: TrainState, mesh: Mesh, table: Any, sums: Sums | None = None
+) -> dict[str, Stored]:
+    """Load the weights at `source` into these `tensors` of `state`, named as in a checkpoint; `sums` gets those of
+    the parts that this rank reads. Returns what the model's tensors, on any rank, are there, by their names here.
+    """
     weights, rules = _opened(source, mesh, table)
-    wanted = {
-        name.removeprefix("model."): tensor for name, tensor in state.tensors().items() if name.startswith("model.")
-    }
-    tied = state.tied()
+    wanted, tied = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, state.tied()
     everywhere, everywhere_tied = set(wanted), dict(tied)
     if mesh.shape.pp > 1:
         for others, theirs in mesh.gather((list(wanted), tied)):
             everywhere |= set(others)
             everywhere_tied |= theirs
-    matched = match(weights, everywhere, everywhere_tied, rules)
-    if matched.faults and not rules:
-        weights = converted(weights, state.model)
-        matched = match(weights, everywhere, everywhere_tied, rules)
+    weights, matched = find(weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model))
     check(source, mesh, [*matched.faults, *unlike(weights, matched.sources, wanted)], matched.hint)
     check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
-    mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted))
-    if state.ema:
-        state.ema.begin()
-    return {"step": 0, "url": source, "facts": {"step": 0, "optim": {}}}
+    mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted, sums))
+    return {name: weights.tensors[theirs] for name, theirs in matched.sources.items()}
 
 
 class Match(NamedTuple):
@@ -66,6 +72,21 @@ class Match(NamedTuple):
     faults: list[str]
     hint: str
     twins: dict[str, tuple[str, str]]
+
+
+def find(
+    weights: Weights,
+    wanted: Collection[str],
+    tied: Mapping[str, str],
+    rules: names.Table,
+    whole: Callable[[], nn.Module | None],
+) -> tuple[Weights, Match]:
+    """The match of a checkpoint, or of what transformers makes of it for its model `whole`, if that has other names."""
+    matched = match(weights, wanted, tied, rules)
+    if not matched.faults or rules or (model := whole()) is None:
+        return weights, matched
+    weights = converted(weights, model)
+    return weights, match(weights, wanted, tied, rules)
 
 
 def match(weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table) -> Match:
@@ -125,8 +146,8 @@ def _opened(source: str, mesh: Mesh, table: Any) -> tuple[Weights, names.Table]:
     return found[0]
 
 
-def fill(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor]) -> None:
-    """Copy this rank's part of each tensor. Raises ForeignError if pieces leave a hole."""
+def fill(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor], sums: Sums | None = None) -> None:
+    """Copy this rank's part of each tensor, and note its sum. Raises ForeignError if pieces leave a hole."""
     tasks = list[Callable[[], None]]()
     for name, tensor in wanted.items():
         stored = weights.tensors[sources[name]]
@@ -135,20 +156,25 @@ def fill(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tens
         covered = sum(math.prod(part.stop - part.start for part in ours) for _, _, ours in overlap.overlaps)
         if covered != overlap.memory.numel():
             raise ForeignError.during("load", weights.url, f"its pieces do not cover {sources[name]} exactly once")
-        tasks += [_copy(overlap, number, stored.dtype) for number in range(len(overlap.overlaps))]
+        note = partial(sums.add, name, shape=stored.shape) if sums else None
+        tasks += [_copy(overlap, number, stored.dtype, note) for number in range(len(overlap.overlaps))]
     with ThreadPoolExecutor(STREAMS) as pool:
         for done in pool.map(lambda task: task(), tasks):
             assert done is None
 
 
-def _copy(overlap: ShardOverlap, number: int, dtype: str) -> Callable[[], None]:
+def _copy(overlap: ShardOverlap, number: int, dtype: str, note: Callable[..., None] | None) -> Callable[[], None]:
     piece, theirs, ours = overlap.overlaps[number]
 
     def copy() -> None:
-        target = overlap.memory[ours]
+        value = target = overlap.memory[ours]
         with torch.no_grad():
             if not _read_into(target, piece["piece"], dtype, theirs):
-                target.copy_(read(piece["piece"], dtype, theirs))
+                value = read(piece["piece"], dtype, theirs)
+                target.copy_(value)
+        if note:
+            begins = [begin + part.start for begin, part in zip(piece["offset"], theirs, strict=True)]
+            note(offset=begins, value=value)
 
     return copy
 

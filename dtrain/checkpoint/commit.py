@@ -33,7 +33,7 @@ SHAPE = {
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING),
         "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER}),
-        "base?": Optional({"url": TEXT, "digest": TEXT}),
+        "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },
     "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),
     "tensors": Each({"shape": Each(COUNT), "dtype": TEXT}, named=True),

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,19 +15,36 @@ from dtrain.model import configuration, own_class
 from dtrain.weights import Piece, Stored, Weights, contiguous
 
 
-def converted(weights: Weights, model: nn.Module) -> Weights:
-    """`weights` with the names and shapes that `model` has for them, if it is of transformers; else as they are. A
-    conversion that is more than renaming, stacking and joining leaves its tensors as they are.
-    """
+def whole_of(model: nn.Module) -> nn.Module | None:
+    """All of a model of transformers, of which `model` may be one stage, without memory; None if it is of others."""
     if configuration(model) is None:
-        return weights
+        return None
+    kind: Any = own_class(model)
+    with torch.device("meta"):
+        return cast(nn.Module, kind(model.config))
+
+
+def described(config: Mapping[str, Any] | None) -> nn.Module | None:
+    """The model of transformers with the config.json `config`, without memory; None if it has none."""
+    if config is None:
+        return None
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    kind = getattr(transformers, str(config["architectures"][0]))
+    with torch.device("meta"):
+        return cast(nn.Module, kind(transformers.AutoConfig.for_model(config["model_type"], **rest)))
+
+
+def converted(weights: Weights, whole: Any) -> Weights:
+    """`weights` with the names and shapes that `whole`, a model of transformers, has for them. A conversion that is
+    more than renaming, stacking and joining leaves its tensors as they are.
+    """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:  # before transformers 5, names are those of the model
         return weights
-    with torch.device("meta"):
-        whole: Any = own_class(model)(model.config)  # of which `model` may be one stage
     transforms = get_model_conversion_mapping(whole)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]

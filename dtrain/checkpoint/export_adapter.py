@@ -1,14 +1,15 @@
 """Exports an adapter: as peft's files, or merged into its base, which is read again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dtrain.adapter import merged, scaling_of
-from dtrain.checkpoint import base
+from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.export import (
     CONFIG,
@@ -59,9 +60,8 @@ def merge(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None)
     """
     refuse_existing(to, WEIGHTS, CONFIG)
     named = commit["facts"].get("base")
-    place, whole = base.find(named) if named else (url, commit)
-    for each in ((url, commit), (place, whole)):
-        check_sizes(*each)
+    place, whole, read = _whole(url, commit, named)
+    check_sizes(url, commit)
     adapter = _tensors(url, commit, weights)
     of_adapter = {f"model.{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
     chosen = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
@@ -74,7 +74,7 @@ def merge(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None)
         if dtype is not None:
             exact = _empty(whole, {name: f"model.{name}" for name in exact})
         wanted = {source: exact.get(name, targets[name]) for name, source in chosen.items()}
-        fill(place, whole, {source: tensor for source, tensor in wanted.items() if source not in newer})
+        read({source: tensor for source, tensor in wanted.items() if source not in newer})
         fill(url, commit, {source: tensor for source, tensor in wanted.items() if source in newer})
         scaling = scaling_of(commit["facts"]["adapter"])
         for layer, tensors in adapter.items():
@@ -82,6 +82,18 @@ def merge(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None)
             targets[name].copy_(merged(exact[name], tensors, scaling))
         written = [*write_config(commit, to, dtype)]
     return [*written, store.join(to, WEIGHTS)]
+
+
+def _whole(
+    url: str, commit: Commit, named: Mapping[str, Any] | None
+) -> tuple[str, Commit, Callable[[Mapping[str, Tensor]], None]]:
+    """(URL, tensors, how to fill them) of the base of an adapter, or of the checkpoint that holds both."""
+    if named and others.is_reference(named):
+        foreign = others.Whole(named, commit["facts"])
+        return named["url"], foreign.commit, foreign.fill
+    place, whole = base.find(named) if named else (url, commit)
+    check_sizes(place, whole)
+    return place, whole, partial(fill, place, whole)
 
 
 def _layers(url: str, commit: Commit, weights: str) -> dict[str, dict[str, str]]:

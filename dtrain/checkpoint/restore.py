@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtrain.checkpoint import base
+from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import Candidate, DamagedError, first, report_damaged
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
@@ -78,6 +78,9 @@ class Restore:
         """
         named = commit["facts"].get("base")
         if named is None or not state.adapter or (state.base and state.base["digest"] == named["digest"]):
+            return
+        if others.is_reference(named):
+            state.base = others.restore(named, state, self._mesh)
             return
         find = partial(base.find, named, state.moved)
         url, found = self._mesh.on_rank_0("look for the base of the adapter", find)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint import shards
+from dtrain.checkpoint import others, shards
 from dtrain.checkpoint.adopt import adopt
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Commit, Restore
@@ -31,6 +31,7 @@ from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, describe
 from dtrain.config.environment import LEASE, MEMORY
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
+from dtrain.model.adapted import begin
 from dtrain.storage import attempts, store
 from dtrain.weights import place
 
@@ -228,12 +229,19 @@ class Sharded:
         all ranks call it. `names`: what its tensors are called here (dtrain.weights.names). Raises StoreError.
         """
         if not self._mesh.on_rank_0(f"look at {source}", lambda: place.is_ours(source)):
-            if state.adapter:
-                hint = f"Type dtrain checkpoint import {source} to=runs/base, then init=runs/base"
-                raise StoreError.during("begin an adapter at", source, "its base is a checkpoint of dtrain", hint)
-            return adopt(source, state, self._mesh, names)
+            return self._adopt(source, state, names)
         restore = Restore(self._mesh)
         return self._load_from(source, restore, restore.load_weights, state)
+
+    def _adopt(self, source: str, state: TrainState, names: Any) -> dict[str, Any]:
+        """Load weights of others, which become the base of an adapter."""
+        if not state.adapter:
+            return adopt(source, state, self._mesh, names)
+        state.base = others.load(source, state, self._mesh, names)
+        begin(state.model)
+        if state.ema:
+            state.ema.begin()
+        return {"step": 0, "url": source, "facts": {"step": 0, "optim": {}}}
 
     def load_state(self, source: str, state: TrainState) -> dict[str, Any]:
         """Like `load_weights`, the whole state. Raises WordsError if it was trained on other data or with another

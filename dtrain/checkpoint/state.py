@@ -48,8 +48,10 @@ class TrainState:
     """Start of the run on the clock of `time.perf_counter`, moved forward by its interruptions."""
     moved: str | None = None
     """Where the base of an adapter is looked for if it is not where it was."""
-    base: Mapping[str, str] | None = None
-    """`url` and `digest` of the base of an adapter, once its weights are loaded; no checkpoint holds them again."""
+    base: Mapping[str, Any] | None = None
+    """The reference of the base of an adapter (base.py, others.py), once its weights are loaded; no checkpoint holds
+    them again.
+    """
     _built: frozenset[str] = field(init=False, repr=False)
     _trained: dict[str, int] = field(init=False, repr=False)
     """Name -> id of each parameter that the optimizer was given."""

@@ -248,8 +248,6 @@ def _source(plan: Plan) -> Iterable[str]:
             return  # it goes on from its own
         if key == "init" and not is_ours(url):
             yield from _foreign(plan, url)
-            if fact(plan.adapter, "trains") == "adapter":
-                yield base_of_others(url)
         elif not store.children(url):
             yield f"{key}={cut(url, LONGEST)}: nothing is there."
         elif key == "fork":
@@ -258,15 +256,6 @@ def _source(plan: Plan) -> Iterable[str]:
             yield f"init_names: {cut(url, LONGEST)} is a run of dtrain, with the names of its own model. Leave it out."
     except StoreError as error:
         yield f"{key}={cut(url, LONGEST)}: {error}"
-
-
-def base_of_others(url: str) -> str:
-    """The sentence that refuses weights of others as the base of an adapter, whose digest they do not have."""
-    run = "runs/base"
-    return (
-        f"init={cut(url, LONGEST)}: the base of an adapter is a checkpoint of dtrain, which has a digest. Type "
-        f"dtrain checkpoint import {cut(url, LONGEST)} to={run}, then init={run}."
-    )
 
 
 def _foreign(plan: Plan, url: str) -> Iterable[str]:

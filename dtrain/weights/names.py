@@ -60,6 +60,11 @@ def table(given: Any) -> Table:
     return tuple(_rule(where, theirs, ours) for theirs, ours in patterns.items())
 
 
+def held(given: Any) -> Any:
+    """The value of `init_names` without the URL of a file, which may change: the mapping in it."""
+    return _parsed(given, given) if isinstance(given, str) else given
+
+
 def renamed(names: Iterable[str], rules: Table) -> tuple[dict[str, str], list[str]]:
     """(our name -> theirs, what is wrong with the table) for names of a checkpoint."""
     ours, used, faults = dict[str, str](), set[int](), list[str]()

@@ -241,13 +241,6 @@ def test_a_run_resumes_bitwise_and_is_evaluated_without_further_words(mesh: tupl
     assert last.split("held-out loss ")[1].split(",")[0] in dtrain(tmp_path, "evaluate", "init=b")
 
 
-def test_weights_of_others_are_imported_first(tmp_path: Path) -> None:
-    torch.save({"weight": torch.ones(1)}, tmp_path / "other.pt")
-    said = dtrain(tmp_path, *SMALL, *LORA, "steps=3", "out=a", "init=other.pt")
-    assert "Type dtrain checkpoint import other.pt to=runs/base, then init=runs/base." in said
-    assert not (tmp_path / "a").exists()
-
-
 def test_without_a_base_it_is_refused_before_it_starts(tmp_path: Path) -> None:
     said = dtrain(tmp_path, *SMALL, *LORA, "steps=3", "out=a")
     assert (

@@ -2,6 +2,7 @@
 names and pieces on the disk are.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from small import PARTS, STRATEGIES, on_mesh
 from torch import Tensor, nn
 
 from dtrain.build import build
-from dtrain.checkpoint.adopt import adopt, fill
-from dtrain.checkpoint.conversions import converted, join, stack
+from dtrain.checkpoint.adopt import adopt, fill, find
+from dtrain.checkpoint.conversions import join, stack, whole_of
 from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, offset
@@ -155,6 +156,7 @@ def test_stacked_and_joined_pieces_are_as_torch_makes_them(tmp_path: Path) -> No
 
 
 def test_models_that_are_not_of_transformers_keep_their_names(tmp_path: Path) -> None:
-    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "a.pt")
+    torch.save({"x": torch.zeros(2, 2)}, tmp_path / "a.pt")
     weights = place.open_at(str(tmp_path / "a.pt"))
-    assert converted(weights, nn.Linear(2, 2)) is weights
+    found, matched = find(weights, ["weight"], {}, (), partial(whole_of, nn.Linear(2, 2)))
+    assert found is weights and matched.faults == ["missing (1): weight", "left over (1): x"]

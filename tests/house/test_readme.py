@@ -166,7 +166,7 @@ HELD = {
     "ssh.md": {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
     },
-    "fine-tuning.md": {"pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_five_commands"},
+    "fine-tuning.md": {"pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_four_commands"},
     "getting-started.md": {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
@@ -267,7 +267,7 @@ tokenizer.save("model/tokenizer.json")
 
 
 @pytest.mark.campaign("documents")
-def test_a_model_is_tuned_in_five_commands(tmp_path: Path) -> None:
+def test_a_model_is_tuned_in_four_commands(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     (tmp_path / "texts").mkdir()

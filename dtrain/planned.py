@@ -148,7 +148,9 @@ class Plan:
     trust: tuple[str, ...]
     log_every: int
     evaluate_every: int
-    evaluate_samples: int
+    evaluate_samples: int | None
+    evaluate_metrics: Mapping[str, Part]
+    """Name of the figure, without eval_ -> a dtrain.metric.Metric, or one of torchmetrics."""
     generate: Mapping[str, Any]
     launcher: Part
     backend: Part

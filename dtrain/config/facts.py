@@ -48,6 +48,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "needs": ["tokens", "text"], "whole": "bool", "alike": "bool",
     },
     "hook": {"needs": ["text"]},
+    "metric": {"tasks": "list of text", "classes": "int >= 1"},
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
         "length": "text", "text": "bool", "parts": "text", "vocab_of": "mapping", "inputs": "any",

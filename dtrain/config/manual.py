@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from dtrain.config import constraints, facts, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, SENTENCES, WORDS, default
+from dtrain.config.schema import ALLOWED, GROUPS, LISTED, LISTS, NAMED, SENTENCES, WORDS, default
 from dtrain.config.verbs import VERBS
 from dtrain.config.word import spelling
 from dtrain.errors import WordsError, nearest
@@ -56,7 +56,7 @@ def overview() -> str:
     lines += [
         f"  {group:<12} {', '.join(files.groups()[group])}  (default {spelling(WORDS[group])})" for group in GROUPS
     ]
-    lines += [f"  {key} {', '.join(files.groups()[group])}" for key, group in NAMED.items()]
+    lines += [f"  {key} {', '.join(files.groups()[group])}" for key, group in (NAMED | LISTED).items()]
     lines += ["", "recipes"]
     lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
     lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
@@ -122,8 +122,8 @@ def _keys(topic: str) -> Iterable[str]:
     names = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
     if names:
         yield "\n".join(_row(key, default(key), ALLOWED[key], SENTENCES[key]) for key in names) + "\n"
-    for key in NAMED.keys() & {topic}:
-        yield "".join("\n".join(_word(NAMED[key], word)) + "\n" for word in files.groups()[NAMED[key]])
+    if group := (NAMED | LISTED).get(topic):
+        yield "".join("\n".join(_word(group, word)) + "\n" for word in files.groups()[group])
 
 
 def _yours(group: str) -> Iterable[str]:

@@ -18,6 +18,8 @@ GROUPS = (
 
 NAMED = {"pipeline.schedule": "pipeline"}
 """Key -> the folder of conf/ whose words it takes."""
+LISTED = {"evaluate.metrics": "metric"}
+"""Key -> the folder of conf/ of whose words it takes a list."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words; the arguments of each are under `<group>.<word>`."""
 

@@ -76,6 +76,12 @@ class Evaluate:
         "steps between evaluations on held-out data; the last step, or stop_after, always has one; 0: only that",
     )
     samples: int | None = key("int >= 1 samples or null", 256, "held-out samples; null: all of them")
+    metrics: list[Any] = key(
+        "list of any",
+        [],
+        "metrics beside those of the objective, such as [top5, f1]; or a class of torchmetrics, "
+        "[{_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}] with trust=[torchmetrics]",
+    )
 
 
 @dataclass

@@ -5,6 +5,7 @@ import time
 from dtrain.data import Growing
 from dtrain.errors import PreflightError
 from dtrain.evaluation.heldout import evaluate as heldout_loss
+from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.session import load
 from dtrain.planned import Plan
 from dtrain.result import Result, versions
@@ -23,6 +24,7 @@ def evaluate(plan: Plan) -> Result:
         metrics = heldout_loss(
             *(parts.forward, parts.heldout, parts.objective, parts.mesh), precision=parts.precision,
             context=parts.context, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch,
+            metrics=metrics_of(parts),
             tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
         )  # fmt: skip
     return Result("finished", commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

@@ -14,6 +14,7 @@ from torch import nn
 from dtrain import compile
 from dtrain.data import Source
 from dtrain.data.stream import to_device
+from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import call, check, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
@@ -55,18 +56,22 @@ def evaluate(
     precision: Precision,
     samples: int | None,
     microbatch: int,
+    metrics: Metrics | None = None,
     context: Context | None = None,
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
     """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts.
 
-    All ranks call it and run the same number of forwards. `enough` is called before each forward, on all ranks: True
-    cuts the evaluation short, without metrics. `tell` is called with a warning if the model draws random numbers.
+    All ranks call it and run the same number of forwards. `metrics`: further figures. `enough` is called before each
+    forward, on all ranks: True cuts the evaluation short, without metrics. `tell` is called with a warning if the model
+    draws random numbers.
     """
     indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}
     count = 0
+    if metrics:
+        metrics.begin()
     with evaluating(model) as put_back:
         for start in range(0, len(indices), microbatch * mesh.data_ranks):
             if enough():
@@ -83,7 +88,10 @@ def evaluate(
             compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
-                loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch, first)
+                outputs = call(model, inputs_of(objective, batch, context))
+                loss = loss_of(objective, outputs, batch, first)
+                if metrics:
+                    metrics.add(outputs, batch, counts=not idle)
             drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []
             if drawn:
                 tell(DRAWS.format(", ".join(drawn)))
@@ -95,5 +103,6 @@ def evaluate(
     agreed(objective, first, mesh)
     counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
-    metrics = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
-    return {f"eval_{name}": value for name, value in metrics.items()}
+    known = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
+    known |= metrics.figures() if metrics else {}
+    return {f"eval_{name}": value for name, value in known.items()}

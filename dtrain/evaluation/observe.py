@@ -9,6 +9,7 @@ from torch import Tensor
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
 from dtrain.evaluation.heldout import measure
+from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.session import watch
 from dtrain.hook import Hook, StepInfo, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
@@ -43,7 +44,7 @@ class Observers:
         self._measure = partial(
             measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
             samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=state.ema,
-            enough=self._enough, tell=self._tell,
+            enough=self._enough, tell=self._tell, metrics=metrics_of(parts),
         )  # fmt: skip
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]

@@ -218,7 +218,10 @@ def _tokens(part: Part, files: Sequence[str]) -> str:
 
 
 def _packages(plan: Plan) -> Iterable[str]:
-    for package in plan.trust:
+    theirs = any(str(part["_target_"]).startswith("torchmetrics.") for part in plan.evaluate_metrics.values())
+    if theirs and importlib.util.find_spec("torchmetrics") is None:
+        yield "evaluate.metrics needs the torchmetrics package. Type: pip install 'dtrain[metrics]'"
+    for package in plan.trust if not theirs else [each for each in plan.trust if each != "torchmetrics"]:
         try:
             spec = importlib.util.find_spec(package.split(".")[0])
         except (ImportError, ValueError):

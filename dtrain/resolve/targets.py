@@ -42,6 +42,13 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Ite
                     yield from _values(nested, place, config, shared)
 
 
+def judged(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
+    """Check a part that is in no group, with the parts inside it."""
+    for place, nested in _targets(part, path):
+        yield from _judge(nested, place, frozenset(), (), called=False)
+        yield from _values(nested, place, config, {})
+
+
 def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """(dotted key, part) of every nested part that has a `_target_`."""
     if isinstance(node, Mapping):

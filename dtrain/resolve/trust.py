@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import NAMED, Config, Schema
+from dtrain.config.schema import LISTED, NAMED, Config, Schema
 from dtrain.config.trust import allowed, refusal
 from dtrain.resolve.unknown import UNKNOWN
 
@@ -18,8 +18,13 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
     parts = {name: vars(value) if is_dataclass(value) else value for name, value in values.items()}
     named = {key: config.options[group] for key, group in NAMED.items()}
     for key, name in [*_targets(parts), *_targets(named), ("loop", config.loop)]:
-        if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust):
+        if name is not UNKNOWN and not allowed(name, _group_of(key), config.trust):
             yield refusal(key, name)
+
+
+def _group_of(key: str) -> str:
+    """The group of whose words a dotted key takes one."""
+    return next((group for name, group in LISTED.items() if key.startswith(f"{name}.")), key.split(".")[0])
 
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:

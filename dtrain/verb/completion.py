@@ -15,7 +15,7 @@ from dtrain.compose import own_words
 from dtrain.compose.check import allowed_of
 from dtrain.config import constraints, files
 from dtrain.config.manual import YOURS
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, WORDS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTED, LISTS, NAMED, WORDS
 from dtrain.config.verbs import VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
@@ -133,6 +133,8 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
         return files.recipes()
     if key in NAMED:
         return files.groups()[NAMED[key]]
+    if key in LISTED:
+        return [f"[{word}]" for word in files.groups()[LISTED[key]]]
     if key in ALLOWED:
         return constraints.choices_of(ALLOWED[key])
     group, _, _ = key.partition(".")

@@ -25,7 +25,7 @@ FLOORS = (
     ("backend", "model", "logger"),
     ("adapter", "data", "optim", "precision", "remat", "compile"),
     ("objective", "schedule", "strategy", "checkpoint"),
-    ("parallel", "hook"),
+    ("parallel", "hook", "metric"),
     ("loop",),
     ("evaluation", "tracing"),
     ("train",),

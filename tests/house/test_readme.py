@@ -69,6 +69,16 @@ def test_the_commands_of_adapters_run(tmp_path: Path, corpus: Path) -> None:
 
 
 @pytest.mark.campaign("documents")
+def test_the_commands_of_evaluating_run(tmp_path: Path) -> None:
+    lines = ["a,b,label", *(f"{row % 7},{row % 5 - 2},{row % 3}" for row in range(300))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    for line in block("docs/evaluating.md", "python -m dtrain model=mlp").splitlines():
+        done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stdout + done.stderr)
+    assert "eval_auroc" in done.stdout
+
+
+@pytest.mark.campaign("documents")
 @pytest.mark.parametrize("line", PLANS)
 def test_the_plans_are_made(line: str) -> None:
     done = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, timeout=120, check=False)
@@ -136,6 +146,7 @@ HELD = {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
         "python -m dtrain steps=200 out=runs/base": "the same",
     },
+    "evaluating.md": {"python -m dtrain model=mlp": "test_the_commands_of_evaluating_run"},
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",

@@ -17,7 +17,7 @@ from dtrain.compose import compose
 from dtrain.config import constraints, files
 from dtrain.config.document import document
 from dtrain.config.facts import SHARED
-from dtrain.config.schema import ALLOWED, GROUPS, NAMED, SENTENCES, Schema, default
+from dtrain.config.schema import ALLOWED, GROUPS, LISTED, NAMED, SENTENCES, Schema, default
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
@@ -72,6 +72,7 @@ def test_the_groups_are_the_folders_of_conf() -> None:
     assert {path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_")} == {
         *GROUPS,
         *NAMED.values(),
+        *LISTED.values(),
     }
 
 

@@ -1,0 +1,166 @@
+"""The metrics of `evaluate.metrics` over one pass of held-out data, on any mesh: dtrain's own, those of torchmetrics,
+and classes with its `update` and `compute`.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtrain.build import build
+from dtrain.config.facts import about
+from dtrain.data import IGNORE, Batch
+from dtrain.errors import WordsError, first_line
+from dtrain.loop.assemble import Parts
+from dtrain.mesh import Mesh
+from dtrain.objective import answer
+from dtrain.planned import Part
+
+LABELS = ("classification", "next_token", "masked")
+"""Tasks whose targets are classes."""
+
+
+class Metrics:
+    """`begin` a pass, `add` the outputs of each batch, then take the `figures`. All ranks call these alike.
+
+    Raises WordsError for an object that is no metric.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], *, task: str | None, mesh: Mesh) -> None:
+        self._task, self._mesh = task, mesh
+        self._metrics = {name: _made(name, part, mesh) for name, part in parts.items()}
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def begin(self) -> None:
+        """Forget what was added."""
+        self._parts = {name: [] for name in self._metrics}
+        for metric in self._metrics.values():
+            if _is_theirs(metric):
+                metric.reset()
+
+    def add(self, outputs: Any, batch: Batch, *, counts: bool) -> None:
+        """Add a batch; without `counts` it is there for the other ranks alone."""
+        if not self._metrics:
+            return
+        scores, targets = self._paired(answer(outputs).detach(), batch["targets"])
+        if not counts:
+            scores, targets = scores[:0], targets[:0]
+        for name, metric in self._metrics.items():
+            if not _is_theirs(metric):
+                part, parts = metric.part(scores, targets), self._parts[name]
+                if metric.rows:
+                    parts.append(part)
+                else:
+                    parts[:] = [sum(parts, part.double())]
+            elif len(targets):
+                _update(name, metric, scores, targets)
+
+    def figures(self) -> dict[str, float]:
+        """Name -> figure over the samples of all ranks."""
+        figures = dict[str, float]()
+        for name, metric in self._metrics.items():
+            if _is_theirs(metric):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a rank may have had no samples
+                    figures |= _numbers(name, metric.compute())
+            elif metric.rows:
+                rows = gathered(torch.cat(self._parts[name]), self._mesh)
+                figures[name] = float(metric.value(torch.cat(rows)))
+            else:
+                figures[name] = float(metric.value(self._mesh.sum(self._parts[name][0])))
+        return figures
+
+    def _paired(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [N, classes] and the targets [N] that count; both as the targets are, if these are no classes."""
+        if self._task not in LABELS:
+            return outputs.view_as(targets) if outputs.numel() == targets.numel() else outputs, targets
+        scores = outputs if self._task != "classification" else outputs.movedim(1, -1)
+        counts = targets != IGNORE
+        return scores[counts], targets[counts].long()
+
+
+def metrics_of(parts: Parts) -> Metrics | None:
+    """Those of a plan; None if it has none. Raises WordsError for one that says nothing about so few classes."""
+    plan, facts = parts.plan, parts.source.facts if parts.plan.evaluate_metrics else {}
+    for name, part in plan.evaluate_metrics.items():
+        fewest, classes = about(part).get("classes", 0), facts.get("outputs", facts.get("vocab"))
+        if isinstance(classes, int) and classes < fewest:
+            raise WordsError(f"evaluate.metrics: {name} says nothing about {classes} classes. Leave it out.")
+    if not plan.evaluate_metrics:
+        return None
+    return Metrics(plan.evaluate_metrics, task=about(plan.objective).get("task"), mesh=parts.mesh)
+
+
+def gathered(rows: Tensor, mesh: Mesh) -> list[Tensor]:
+    """`rows` of each rank of the batch, in their order; lengths may differ, ranks without any are left out unless all
+    are. All ranks call it.
+    """
+    if mesh.batch_ranks == 1:
+        return [rows]
+    rows = rows.contiguous()
+    known = mesh.gather([list(rows.shape), str(rows.dtype).removeprefix("torch.")])
+    group = mesh.group("batch")
+    others = [known[rank] for rank in dist.get_process_group_ranks(group)]
+    data = rows.reshape(-1).view(torch.uint8) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
+    sizes = [math.prod(shape) * getattr(torch, kind).itemsize for shape, kind in others]
+    padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8, device=mesh.device)
+    padded[: len(data)] = data
+    parts = [torch.empty_like(padded) for _ in others]
+    dist.all_gather(parts, padded, group=group)
+    return [
+        part[:size].view(getattr(torch, kind)).view(shape)
+        for part, size, (shape, kind) in zip(parts, sizes, others, strict=True)
+        if size
+    ] or [rows]
+
+
+def _is_theirs(metric: Any) -> bool:
+    """Whether it has the methods of torchmetrics, and not ours."""
+    return not hasattr(metric, "part")
+
+
+def _made(name: str, part: Part, mesh: Mesh) -> Any:
+    """The metric of a part; one of torchmetrics on the device, with our way to gather its states."""
+    metric = build(part)
+    if not _is_theirs(metric):
+        return metric
+    if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
+        raise WordsError(
+            f"evaluate.metrics: {part['_target_']} is a {type(metric).__name__}, which has neither `part` and `value` "
+            "(dtrain.metric.Metric) nor `update`, `compute` and `reset` (torchmetrics)."
+        )
+    if not hasattr(metric, "dist_sync_fn"):
+        if mesh.batch_ranks > 1:
+            raise WordsError(
+                f"evaluate.metrics: {part['_target_']} cannot add up what several ranks saw. Derive it from "
+                "torchmetrics.Metric, or give it `part` and `value` (dtrain.metric.Metric)."
+            )
+        return metric
+    metric.dist_sync_fn = lambda state, group=None: gathered(state, mesh)
+    return metric.to(mesh.device)
+
+
+def _update(name: str, metric: Any, scores: Tensor, targets: Tensor) -> None:
+    """Pass samples to a metric of torchmetrics. Those of two classes take the probability of class 1."""
+    if scores.ndim == 2 and scores.shape[1] == 2 and any(k.__name__.startswith("Binary") for k in type(metric).__mro__):
+        scores = scores.float().softmax(1)[:, 1]
+    try:
+        metric.update(scores, targets)
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        raise WordsError(
+            f"evaluate.metrics: {type(metric).__name__} does not take scores {list(scores.shape)} and targets "
+            f"{list(targets.shape)} of this run: {first_line(error)}."
+        ) from error
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """A figure, or one for each name or place of several."""
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": float(each) for key, each in value.items()}
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return {name: float(value)}
+    return {f"{name}_{number}": float(each) for number, each in enumerate(value.reshape(-1).tolist())}

@@ -30,7 +30,7 @@ except (ImportError, AttributeError) as error:
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 """Verbs that take what the working folder brings."""
-OF_SEVERAL = ("diff", "runs", "completion", "new", "run")
+OF_SEVERAL = ("diff", "runs", "completion", "new", "run", "tokenize")
 """Verbs whose words belong to several runs, or are not complete."""
 
 

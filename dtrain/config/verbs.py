@@ -8,6 +8,7 @@ VERBS = {
     "verify": "compare a few steps, stopped and resumed, with one process; check `expect`",
     "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL",
     "checkpoint": "ls, verify or export the checkpoints of a run",
+    "tokenize": "text to token shards at any URL, on all cores; for data=tokens",
     "import": "convert a config of another tool into a recipe",
     "doctor": "check this machine, the storage and the ranks of a run",
     "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",

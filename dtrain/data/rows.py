@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data.dataset import Dataset
-from dtrain.data.order import _mix64, permute
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import rowindex
@@ -18,8 +17,6 @@ from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
 
 Pattern = str | Sequence[str]
-ROWS = 1024
-"""Documents that are read at once."""
 
 
 class Rows(Dataset):
@@ -131,17 +128,6 @@ class Table:
                 "data.pad=<the padding token>."
             )
         return column
-
-
-def documents(files: Sequence[File], column: str) -> Iterator[str]:
-    """The texts of a column, shuffled so that the last of them are a representative sample; of few blocks at a time."""
-    blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
-    for number in permute(np.arange(len(blocks)), n=max(1, len(blocks)), key=1).tolist():
-        file, block = blocks[number]
-        size = file.facts["sizes"][block]
-        rows = permute(np.arange(size), n=max(1, size), key=_mix64(number))
-        for start in range(0, size, ROWS):
-            yield from file.read(block, rows[start : start + ROWS])[column]
 
 
 def _classes(files: Sequence[File], target: str) -> int | None:

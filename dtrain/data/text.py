@@ -10,80 +10,21 @@ import fcntl
 import hashlib
 import json
 import os
-import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtrain import secrets
-from dtrain.data import rows
+from dtrain.data.documents import documents_of
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import rowindex, store
-from dtrain.storage.rowfile import kinds, reader_of
-
-SEPARATOR = b"\0"
-"""The token between documents of the byte tokenizer."""
-LARGEST_TOKENIZER = 1 << 28
-"""Largest size of a tokenizer.json, in bytes; one with a vocabulary of 256,000 has 33 MB."""
-SLOWEST = 1 << 16
-"""Slowest download that is not given up, in bytes per second: 33 MB may take nine minutes."""
-
-
-class Tokenizer(Protocol):
-    vocab: int
-    name: str
-
-    def encode(self, text: bytes) -> list[int] | bytes: ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-
-class Bytes:
-    """Tokens are bytes; 0 separates documents."""
-
-    vocab, name = 256, "bytes"
-
-    def encode(self, text: bytes) -> bytes:
-        return text
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).replace(SEPARATOR, b"\n").decode(errors="replace")
-
-
-class Vocabulary:
-    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError if it cannot be read or is
-    malformed.
-    """
-
-    def __init__(self, url: str) -> None:
-        try:
-            from tokenizers import Tokenizer as Loaded
-        except ImportError:
-            raise PreflightError(
-                f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'"
-            ) from None
-        try:
-            written = store.small(url, LARGEST_TOKENIZER, pace=SLOWEST)
-        except StoreError as error:
-            raise PreflightError(
-                f"data.tokenizer={url}: {error}. Give bytes, or the path or URL of a tokenizer.json."
-            ) from error
-        try:
-            self._inner = Loaded.from_buffer(written)
-        except Exception as error:  # the package raises bare Exception
-            raise PreflightError(f"data.tokenizer={url}: not a tokenizer.json: {error}") from None
-        self.vocab = int(self._inner.get_vocab_size())
-        self.name = hashlib.sha256(written).hexdigest()
-
-    def encode(self, text: bytes) -> list[int]:
-        return list(self._inner.encode(text.decode(errors="replace")).ids)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._inner.decode(list(tokens)))
+from dtrain.tokenizer import SEPARATOR, Tokenizer, kind_of, load
+from dtrain.tokenizer.pool import Document, encode
 
 
 class Text(Corpus):
@@ -98,15 +39,26 @@ class Text(Corpus):
         if not 0 <= holdout < 1:
             raise WordsError(f"data.holdout={holdout} must be a fraction of the text, >= 0 and < 1.")
         self._path, self._column, self._sequence, self._part = path, column, sequence, holdout
-        self._tokenizer: Tokenizer = Bytes() if tokenizer == "bytes" else Vocabulary(tokenizer)
+        self._tokenizer: Tokenizer = load(tokenizer, "data.tokenizer")
         self._vocab = self._tokenizer.vocab
         self._cache = Path(cache).expanduser() if cache else cache_folder()
 
     @cached_property
+    def _encoded(self) -> "Encoded":
+        return encoded(self._path, self._tokenizer, self._cache, self._column)
+
+    @cached_property
     def _windows(self) -> Windows:
-        tokens, digest = encoded(self._path, self._tokenizer, self._cache, self._column)
+        tokens, _, digest = self._encoded
         train, kept = split([tokens], self._part)
         return Windows(train, self._sequence, self._vocab, f"{digest}-{self._sequence}-{self._part}", kept)
+
+    @property
+    def documents(self) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """The tokens of all documents, those that are held out too, and where in them each document ends. What
+        separates documents is at the begin of the next one.
+        """
+        return [(self._encoded.tokens, self._encoded.ends)]
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text.encode()))
@@ -115,40 +67,35 @@ class Text(Corpus):
         return self._tokenizer.decode(tokens)
 
 
-def encoded(
-    path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column: str | None = None
-) -> tuple[np.memmap[Any, Any], str]:
-    """(tokens, their SHA-256) of all documents at `path`, or in a `column` of its rows; encoded by the first process,
-    read by the others.
+class Encoded(NamedTuple):
+    """`ends`: of each document. `digest`: SHA-256 of the tokens."""
+
+    tokens: NDArray[Any]
+    ends: NDArray[np.int64]
+    digest: str
+
+
+def encoded(path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column: str | None = None) -> Encoded:
+    """All documents at `path`, or in a `column` of its rows; encoded by the first process, read by the others. Raises
+    StoreError, and PreflightError if there is no text.
     """
-    if column is None:
-        named = _documents(path)
-        documents: Iterable[bytes] = (store.read(url) for _, url, _ in named)
-        states: list[Any] = [(name, state) for name, _, state in named]
-    else:
-        reader = reader_of({"cache": str(cache)}, path, None)
-        files = reader.opened(reader.found(path), [column])
-        kinds(files, [column], text=True)
-        documents = (text.encode() for text in rows.documents(files, column))
-        states = [column, [file.facts["sha256"] for file in files]]
-    identity = json.dumps([tokenizer.name, states])
+    documents = documents_of(path, column, cache)
+    identity = json.dumps([tokenizer.name, documents.states])
     key = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab <= np.iinfo(kind).max + 1)
-    tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
+    kind = kind_of(tokenizer.vocab)
+    tokens, ends, facts = cache / f"{key}.bin", cache / f"{key}.ends", cache / f"{key}.json"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not facts.exists():
-                digest, count = _encode(documents, tokenizer, tokens, kind)
+            if not (facts.exists() and ends.exists()):
+                digest, count = _encode(documents.read(0), tokenizer, tokens, ends)
                 about = {"path": secrets.masked(str(path)), "documents": count, "sha256": digest}
                 store.write(str(facts), json.dumps(about).encode())
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
-                raise PreflightError(
-                    f"data.path={path}: there is no text in {known['documents']} {'row' if column else 'file'}(s)."
-                )
-        return np.memmap(tokens, dtype=kind, mode="r"), str(known["sha256"])
+                raise PreflightError(f"data.path={path}: there is no text in {known['documents']} {documents.kind}(s).")
+        return Encoded(np.memmap(tokens, kind, "r"), np.memmap(ends, np.int64, "r"), str(known["sha256"]))
     except OSError as error:
         raise StoreError.during("keep the encoded text in", str(cache), error.strerror or error) from error
 
@@ -157,34 +104,28 @@ def cache_folder() -> Path:
     return rowindex.folder(None)
 
 
-def _encode(documents: Iterable[bytes], tokenizer: Tokenizer, target: Path, kind: Any) -> tuple[str, int]:
+def _encode(documents: Iterable[Document], tokenizer: Tokenizer, target: Path, ends: Path) -> tuple[str, int]:
     """The SHA-256 of the tokens that are written to `target`, and the number of documents."""
-    digest, part, count = hashlib.sha256(), target.with_suffix(f".{os.getpid()}"), 0
+    digest, part = hashlib.sha256(), target.with_suffix(f".{os.getpid()}")
+    lengths = list[NDArray[np.int64]]()
     with part.open("wb") as file:
-        for number, text in enumerate(documents):
-            count += 1
-            if tokenizer.name == "bytes":
-                data = (SEPARATOR if number else b"") + text
-            else:
-                data = np.asarray(tokenizer.encode(text), dtype=kind).tobytes()
-            digest.update(data)
-            file.write(data)
+        for group in encode(separated(documents, tokenizer, 0), tokenizer, processes=cores()):
+            lengths.append(group.lengths)
+            digest.update(group.tokens.data)
+            file.write(group.tokens.data)
+    every = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+    store.write(str(ends), np.cumsum(every).tobytes())
     part.replace(target)
-    return digest.hexdigest(), count
+    return digest.hexdigest(), len(every)
 
 
-def _documents(path: str | Sequence[str]) -> list[tuple[str, str, str]]:
-    """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name. Raises
-    StoreError if a path matches nothing.
-    """
-    if path == "stdlib":
-        root = sysconfig.get_paths()["stdlib"]
-        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-        skip |= {"encodings", "pydoc_data"}  # tables
-        urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
-    else:
-        urls = rowindex.found(path)
-        root = os.path.commonpath(urls) if len(urls) > 1 else ""
-    names = {url: url[len(root) :].lstrip("/") for url in urls}
-    ordered = sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest())
-    return [(names[url], url, store.fingerprint(url)) for url in ordered]
+def separated(documents: Iterable[Document], tokenizer: Tokenizer, first: int) -> Iterable[Document]:
+    """The documents from `first` on, with what the byte tokenizer puts between them."""
+    for number, document in enumerate(documents, first):
+        parts = tokenizer.name == "bytes" and number > 0
+        yield Document(document.name, SEPARATOR + document.text) if parts else document
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -48,13 +48,13 @@ _leases: dict[str, tuple[str, int, Record]] = {}
 
 
 @contextlib.contextmanager
-def hold(out: str) -> Iterator[int]:
-    """Be the only run that writes under `out`. The number of the lease and its owner are also in the environment, for
-    `verify` on the ranks.
+def hold(out: str, key: str = "out") -> Iterator[int]:
+    """Be the only run that writes under `out`, which the user named by `key`. The number of the lease and its owner are
+    also in the environment, for `verify` on the ranks.
 
     Raises LeaseError if another run holds it, and at the end if another run has taken over.
     """
-    token, record = _claim(out)
+    token, record = _claim(out, key)
     before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
     os.environ.update({LEASE: str(token), LEASE_OWNER: record["id"]})
     _leases[record["id"]] = (out, token, record)
@@ -150,7 +150,7 @@ class _Renewal:
         os._exit(LeaseError.exit_code)
 
 
-def _claim(out: str) -> tuple[int, Record]:
+def _claim(out: str, key: str) -> tuple[int, Record]:
     """Create a lease with a number above every earlier lease and above every attempt below `checkpoints/`, because
     attempts may have been copied there or the lease folder removed. Raises LeaseError if a running process holds the
     newest lease.
@@ -172,9 +172,9 @@ def _claim(out: str) -> tuple[int, Record]:
                 return number, mine
         elif alive:
             raise LeaseError(
-                f"out={out} is being written by another run: {_who(there)}, last renewed "
+                f"{key}={out} is being written by another run: {_who(there)}, last renewed "
                 f"{_clock(there.get('renewed'))}. "
-                f"Wait for it, stop it ({_how_to_stop(there)}), or type out=<another place>."
+                f"Wait for it, stop it ({_how_to_stop(there)}), or type {key}=<another place>."
             )
         elif token != seen[0]:
             screen.complain(

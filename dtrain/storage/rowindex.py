@@ -28,6 +28,9 @@ class File(Protocol):
     """A file of rows."""
 
     @property
+    def url(self) -> str: ...
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """`sizes`: rows of each block, which is read at once; `bytes` of each; `sha256`; `kinds` of columns: whole,
         fraction, text, list of one of these, or another name; `largest` and `smallest` number of a column of integers.

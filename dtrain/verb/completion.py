@@ -70,6 +70,7 @@ BEHIND = {
     "runs": ("best", "rm", "sort=", "figure=", "best_is="),
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
+    "tokenize": ("to=", "tokenizer=", "column=", "shard=", "workers=", "cache="),
 }
 """Arguments of a verb that are not words of a run; those with a value may also come later."""
 
@@ -116,7 +117,7 @@ def _keys(before: Sequence[str]) -> Iterable[str]:
     if not any("=" in word for word in before) and not any(word in VERBS for word in before):
         yield from (*VERBS, "help", "--help", "--version")
     yield from (word for word in BEHIND.get(before[0] if before else "", ()) if len(before) == 1 or word.endswith("="))
-    if before[:1] in (["completion"], ["import"], ["runs"], ["checkpoint"], ["new"]):
+    if before[:1] in (["completion"], ["import"], ["runs"], ["checkpoint"], ["new"], ["tokenize"]):
         return
     yield from (f"{name}=" for name in (*GROUPS, *ALLOWED, "recipe"))
     for group in GROUPS:

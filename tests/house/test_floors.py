@@ -19,7 +19,7 @@ FLOORS = (
     ("config",),
     ("cluster", "planned", "result"),
     ("storage",),
-    ("build", "weights"),
+    ("build", "weights", "tokenizer"),
     ("recipe", "predict", "resolve", "dialect", "report", "testing"),
     ("mesh", "compose", "lifecycle"),
     ("backend", "model", "logger"),
@@ -38,7 +38,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "api", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
-    "resolve", "result", "secrets", "storage", "sweep", "tracing", "verb", "weights",
+    "resolve", "result", "secrets", "storage", "sweep", "tokenizer", "tracing", "verb", "weights",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""
 IN_RANKS = {

@@ -141,6 +141,7 @@ HELD = {
     "data.md": {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
+        "python -m dtrain tokenize": "test_the_commands_of_tokens_run",
     },
     "adapters.md": {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
@@ -264,6 +265,18 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
         small = ["data.sequence=16"] if "model=mlp" not in line else []
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
+
+
+@pytest.mark.campaign("documents")
+def test_the_commands_of_tokens_run(tmp_path: Path) -> None:
+    from tokenizer.vocabulary import texts, written
+
+    texts(tmp_path / "texts", 20)
+    written(tmp_path / "tokenizer.json")
+    write(tmp_path / "rows/a.parquet", rows())
+    for line in block("docs/data.md", "python -m dtrain tokenize").splitlines():
+        done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
+        assert done.returncode == 0 and "digest " in done.stdout, done.stderr
 
 
 MODEL = """import tokenizers

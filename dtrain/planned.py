@@ -151,6 +151,8 @@ class Plan:
     evaluate_samples: int | None
     evaluate_metrics: Mapping[str, Part]
     """Name of the figure, without eval_ -> a dtrain.metric.Metric, or one of torchmetrics."""
+    stop: Mapping[str, Any]
+    """Arguments of dtrain.evaluation.patience.Patience, which ends a run early; empty: nothing does."""
     generate: Mapping[str, Any]
     launcher: Part
     backend: Part

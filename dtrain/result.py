@@ -20,6 +20,7 @@ SHAPE = {
     "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT), "measured?": Each(COUNT, named=True),
+    "stop?": MAPPING,
 }  # fmt: skip
 """The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
@@ -47,6 +48,8 @@ class Result:
     """Peak memory of rank 0: of its GPU, or of its process on the CPU."""
     measured: dict[str, int] = field(default_factory=dict)
     """The step after which each of `metrics` was measured."""
+    stop: dict[str, Any] = field(default_factory=dict)
+    """The `stop` of the plan, if it ended the run before its last step."""
 
     @property
     def exit_code(self) -> int:

@@ -77,7 +77,7 @@ def train(plan: Plan) -> Result:
         log.begin(parts.objective, Slowdown(lambda: stream.waited))
         observers.catch_up(state.step if restored else 0)
         spiked = ""
-        while state.step < plan.steps and not spiked and not stop_asked.requested(state.step, mesh):
+        while state.step < plan.steps and not (spiked or observers.over or stop_asked.requested(state.step, mesh)):
             watchdog.beat(state.step, stream.seen)
             loss = training.step(stream, state.step)
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
@@ -122,15 +122,15 @@ def train(plan: Plan) -> Result:
         log.flush()
         if state.step:
             checkpoint.save(state)  # unless this step is saved
-        if state.step >= plan.last_step and not observers.metrics:  # it was there before this start
+        if (state.step >= plan.last_step or observers.over) and not observers.metrics:  # it was there before this start
             observers.evaluate(state.step)
         checkpoint.wait()
         log.saves(checkpoint.landed())
         ended = "spiked" if spiked else stop_asked.status
-        seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause
+        seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
-            observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured,
+            observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,
         )  # fmt: skip
         log.finish(result)
         return result

@@ -134,6 +134,8 @@ def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
             values |= leaves(value, name[:-1])
         elif name in ("log_every", "evaluate_every", "evaluate_samples"):
             values[name.replace("_", ".")] = value
+        elif name == "evaluate_metrics":
+            values["evaluate.metrics"] = list(value)
         elif name not in ("batch", "why", "others"):
             values |= leaves(value, name)
     return values | {

@@ -127,6 +127,7 @@ class Schema:
     spike: sections.Spike = section(sections.Spike, "what counts as a spike for on_spike", "aside")
     log: sections.Log = section(sections.Log, "", "aside")
     evaluate: sections.Evaluate = section(sections.Evaluate, "")
+    stop: sections.Stop = section(sections.Stop, "ends a run that no longer improves", "aside")
     generate: sections.Generate = section(sections.Generate, "", "aside")
     verify: sections.Verify = section(sections.Verify, "", "aside")
     requires: sections.Requires = section(sections.Requires, "checked before the run starts; for recipes", "aside")

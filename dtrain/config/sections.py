@@ -85,6 +85,17 @@ class Evaluate:
 
 
 @dataclass
+class Stop:
+    metric: str | None = key(
+        "text or null",
+        None,
+        "figure of the evaluation that must improve, such as eval_loss; null: the run is not stopped",
+    )
+    patience: int = key("int >= 1 evaluations", 5, "evaluations without an improvement after which the run ends")
+    least: float = key("number >= 0", 0.0, "an improvement is more than this")
+
+
+@dataclass
 class Generate:
     prompt: str = key("some text", "def ", "text to continue")
     tokens: int = key("int >= 1 tokens", 400, "tokens to generate")

@@ -10,6 +10,7 @@ from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
 from dtrain.evaluation.heldout import measure
 from dtrain.evaluation.metrics import metrics_of
+from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
 from dtrain.hook import Hook, StepInfo, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
@@ -57,8 +58,17 @@ class Observers:
         """The newest metrics of the evaluation and of the hooks, on rank 0."""
         self.measured = dict[str, int]()
         """The step after which each was measured."""
+        self.over = ""
+        """Why the run ends early, once `stop.metric` has not improved for so long."""
+        seen = log.evaluations(plan.stop["metric"]) if plan.stop else {}
+        self._patience = Patience(plan.stop, every=plan.evaluate_every, mesh=mesh, seen=seen)
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
+
+    @property
+    def stop(self) -> dict[str, Any]:
+        """The plan's `stop`, if it has ended the run."""
+        return dict(self._plan.stop) if self.over else {}
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
@@ -91,6 +101,7 @@ class Observers:
         due = is_due(self._plan.evaluate_every, step, last=False)
         if self._heldout is not None and 0 < step < self._plan.last_step and due and not self._log.has_evaluated(step):
             self.evaluate(step)
+        self.over = self.over or self._patience.over(step, {})
 
     def evaluate(self, step: int) -> None:
         """Evaluate now, if there is held-out data."""
@@ -102,6 +113,7 @@ class Observers:
         if metrics:
             self._measured = metrics.keys()
             self._report(step, metrics)
+            self.over = self._patience.over(step, metrics)
 
     def _report_draws(self, generators: Sequence[str]) -> None:
         """Warn if the first forward drew random numbers and no module of the model explains it."""

@@ -147,7 +147,8 @@ def finished(plan: Plan) -> Result | None:
         return None
     if result is None:
         return None
-    return result if result.status == "finished" and result.step >= plan.steps else None
+    is_done = result.step >= plan.steps or (plan.stop and result.stop == plan.stop)
+    return result if result.status == "finished" and is_done else None
 
 
 def described(out: str) -> dict[str, Any] | None:

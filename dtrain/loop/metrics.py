@@ -5,6 +5,7 @@ brings them to the host, and rank 0 writes. No step waits for the device in betw
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -253,6 +254,12 @@ class Log:
         known = any(row.get("event") == "evaluated" and row.get("step") == step and "eval_loss" in row for row in rows)
         return bool(self._mesh.max(torch.tensor([float(known)])).item())
 
+    def evaluations(self, metric: str) -> dict[int, float]:
+        """Step -> the metric of each evaluation on record, nan for none; on rank 0."""
+        rows = self._events.rows() if self._events is not None else []
+        evaluated = (row for row in rows if row.get("event") == "evaluated" and type(row.get("step")) is int)
+        return {row["step"]: nan_if_none(row[metric]) for row in evaluated if metric in row}
+
     def saw(self, step: int, hook: str, values: Mapping[str, Any]) -> None:
         """Report a hook's return value: an event, and its `text` as a note."""
         self.event(hook, step=step, **values)
@@ -313,6 +320,11 @@ def _is_idle(device: torch.device) -> bool:
     while not event.query() and time.monotonic() < deadline:
         time.sleep(0.01)
     return event.query()
+
+
+def nan_if_none(value: Any) -> float:
+    """A number of a row, in which null stands for nan and infinity."""
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def facts(plan: Plan) -> dict[str, Any]:

@@ -182,6 +182,8 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     hints["sweep.out"] += ", out=<folder> for a run"
     if not spikes:
         hints["spike.window"] = "Type on_spike=skip or spike.sigma=6 as well"
+    if config.stop.metric is None:
+        hints |= dict.fromkeys(("stop.patience", "stop.least"), "Type stop.metric=eval_loss as well")
     if not about(config.data).get("text"):
         hints |= {f"generate.{name}": "Type data=text" for name in ("prompt", "tokens", "temperature", "top_p")}
     for key, hint in hints.items():

@@ -88,10 +88,14 @@ def already_finished(plan: Plan, *, say: bool) -> Result | None:
     result = finished(plan)
     if result and say:
         screen.say(
-            f"already finished: {plan.out} has done {result.step} steps, loss {result.loss}. Type steps=<more> to "
-            "continue, or out=<another place>."
+            f"already finished: {plan.out} has done {result.step} steps, loss {result.loss}. Type "
+            f"{_to_continue(result)} to continue, or out=<another place>."
         )
     return result
+
+
+def _to_continue(result: Result) -> str:
+    return f"stop.patience=<more than {result.stop['patience']}>" if result.stop else "steps=<more>"
 
 
 def _measured(result: Result, name: str) -> str:
@@ -109,7 +113,8 @@ def farewell(plan: Plan, result: Result) -> str:
         f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
+    why = f"\n{result.reason}" if result.stop else ""
     line = screen.on_one_line(
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"
     )
-    return line if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"
+    return f"{line}{why}" if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"

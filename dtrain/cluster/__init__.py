@@ -48,7 +48,8 @@ class Machine:
     Units are bytes, seconds, and bytes per second in one direction. `memory`, `flops` (operations per second by type,
     without sparsity) and memory `bandwidth` are those of one GPU; without GPUs, `memory` and `bandwidth` are those of
     the host and `flops` those of one core. `efficiency` is the fraction of `flops` that training attains in matrix
-    products. `intra_node` and `inter_node` are the rates at which one rank sends within its node and to other nodes.
+    products, `attention` that in attention. `intra_node` and `inter_node` are the rates at which one rank sends within
+    its node and to other nodes.
     """
 
     gpu: str
@@ -57,6 +58,7 @@ class Machine:
     memory: int
     flops: Mapping[str, float]
     efficiency: float
+    attention: float
     bandwidth: float
     intra_node: float
     intra_node_latency: float

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dtrain.planned import Plan
 from dtrain.predict import picture
 from dtrain.predict.advice import Change
+from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
 from dtrain.predict.prediction import LIBRARIES, Prediction
 from dtrain.predict.view import groups
@@ -116,9 +117,15 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
         rate = f"{count(time.tokens_per_second)} tokens/s"
     run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
     yield "time", f"about {duration(time.seconds)} a step, {rate}, MFU {time.mfu:.0%}; {run}"
-    parts = {"products": time.products, "activations": time.activations, "dispatch": time.starting}
-    parts |= {f"{axis} calls": spent for axis, spent in time.collectives.items()}
-    parts |= {"pipeline bubble": time.waits, "optimizer": time.optimizer}
+    kind = kind_of(plan, prediction.shapes)
+    if kind in BANDS:
+        lowest, highest = (duration(time.seconds * part) for part in BANDS[kind])
+        yield "", f"{lowest} to {highest} a step would be usual for a {kind} run"
+    else:
+        yield "", f"how far off this may be is not known: no {kind} run is published with its words"
+    parts = {"matmul": time.products, "attention": time.attention, "activations": time.activations}
+    parts |= {"dispatch": time.starting} | {f"{axis} calls": spent for axis, spent in time.collectives.items()}
+    parts |= {"contention": time.contention, "pipeline bubble": time.waits, "optimizer": time.optimizer}
     least = time.seconds / 100
     text = " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= least)
     if time.hidden >= least:

@@ -13,7 +13,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = {
         "'state': {'every': ['whole', 'whole', 'count']}, 'needs': 'elements', 'copies': 2",
     ),
     "remat": (("keeps",), "'keeps': 'inputs'"),
-    "compile": (("keeps",), "'keeps': 'all'"),
+    "compile": (("keeps", "moves"), "'keeps': 'all', 'moves': 8"),
 }
 """Group -> (required facts, an example)."""
 SHARDS = (("holds", "reshard", "reduce"), "'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'")

@@ -4,23 +4,25 @@ nodes=4`.
     step       = pipeline + data-axis communication that is not hidden + optimizer + gradient norm; on a CPU also STEP
     pipeline   = microbatches of every stage in the order of the schedule (dtrain.predict.schedule); without a
                  pipeline, accumulate x microbatch
-    microbatch = products / (peak x efficiency) + activation traffic / memory bandwidth + communication of tp, ep, cp;
+    microbatch = products / (peak x efficiency) x (1 + waits for memory) + attention / (peak x its efficiency)
+                 + activation traffic / memory bandwidth + communication of tp, ep, cp;
                  on a GPU at least the time to launch its kernels, on a CPU also that to dispatch its operators
     a call     = start + hops x latency + bytes on the wire / (bandwidth x LINK)   (alpha-beta, over the slowest link)
 
 A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice that for an all-reduce
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md); its k ranks on a node share k links out of it.
-Gathers and reductions over the data axes overlap with compute, except the first and the last one. MFU counts 3 x the
-forward, with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B).
+Gathers and reductions over the data axes overlap with compute, except the first and the last one, and slow it down. The
+head and attention are computed in bf16 with precision=fp8. MFU counts 3 x the forward, with attention as a full square,
+against the peak (PaLM, arXiv 2204.02311, appendix B).
 
-It is an estimate: published runs were between 0.6 and 1.6 times as fast (tests/predict/test_time.py), tiny models in
-one process on a CPU between 0.6 and 2.1 times as slow (tests/bench/RESULTS.md).
+It is an estimate: how far off for which kind of run is in tests/bench/RESULTS.md.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dtrain.build import build
 from dtrain.cluster import Machine
@@ -31,14 +33,18 @@ from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
 from dtrain.predict.shapes import Block, Shapes, stages_of
-from dtrain.predict.state_bytes import holding_of
+from dtrain.predict.state_bytes import gathered, holding_of
 from dtrain.predict.view import Group, groups
-from dtrain.predict.work import recomputed, work
+from dtrain.predict.work import recomputed
 
 LINK = 0.8
 """Fraction of link bandwidth that large collectives reach: nccl-tests shows 360 to 370 of 450 GB/s on eight H100."""
-MOVED = 4
-"""How often saved activations cross the memory bus: they and their gradients are written and read once each."""
+NARROW = 0.3
+"""Fraction of the memory traffic of matrix products that is not hidden behind their operations."""
+CONTENTION = 0.2
+"""Seconds by which a second of communication slows down the compute that hides it: its kernels take cores and memory
+bandwidth.
+"""
 CAUSAL = 0.5
 """Fraction of the attention square that kernels compute."""
 HOST_BANDWIDTH = 2e11
@@ -62,14 +68,16 @@ BLOCKING = ("tp", "ep", "cp")
 @dataclass(frozen=True)
 class Time:
     """Seconds of one step on the slowest rank; `collectives`: exposed communication per axis, `hidden`: overlapped
-    communication.
+    communication, `contention`: the time that it costs.
     """
 
     products: float
+    attention: float
     activations: float
     starting: float
     collectives: Mapping[str, float]
     hidden: float
+    contention: float
     waits: float
     optimizer: float
     seconds: float
@@ -77,6 +85,14 @@ class Time:
     tokens_per_second: float
     mfu: float
     bubble: float
+
+
+class Computing(NamedTuple):
+    """Seconds in which a rank computes."""
+
+    products: float
+    attention: float
+    activations: float
 
 
 def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time | None:
@@ -97,18 +113,19 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     slowest = max(range(plan.mesh.pp), key=rank_busy.__getitem__)
     mine = [index for index, owner in enumerate(owners) if owner == slowest]
     pipeline = _pipeline(plan, shapes, busy, _hop(plan, machine, calls[0]))
-    products, moved = (sum(stages[index][part] for index in mine) for part in (0, 1))
+    computing = Computing(*map(sum, zip(*(stages[index] for index in mine), strict=True)))
     idle = sum(starting[index] for index in mine)
-    beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved + idle)
+    beside, hidden = _data_axes(plan, machine, calls[slowest], sum(computing) + idle)
     optimizer = _optimizer(plan, memory, _bandwidth(plan, machine))
     fixed = STEP if plan.device == "cpu" else 0.0
-    seconds = pipeline + sum(beside.values()) + optimizer + fixed
+    seconds = pipeline + sum(beside.values()) + CONTENTION * hidden + optimizer + fixed
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - rank_busy[slowest])
     samples = plan.batch.size / seconds
+    mfu = _useful(plan, shapes) / (seconds * plan.world * _peak(plan, machine))
     return Time(
-        products, moved, idle + fixed, waited, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
-        3 * work(plan, shapes).forward / (seconds * plan.world * _peak(plan, machine)), waits / pipeline,
+        *computing, idle + fixed, waited, hidden, CONTENTION * hidden, waits, optimizer, seconds, samples,
+        samples * shapes.tokens, mfu, waits / pipeline,
     )  # fmt: skip
 
 
@@ -119,7 +136,7 @@ def at_peak(plan: Plan) -> float | None:
     shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
     if shapes is None:
         return None
-    return 3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster)))
+    return _useful(plan, shapes) / (plan.world * _peak(plan, build(plan.cluster)))
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:
@@ -144,10 +161,16 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
     return call.calls * (machine.start + max(0.0, hop)) + call.bytes * share / (way * LINK)
 
 
-def _peak(plan: Plan, machine: Machine) -> float:
-    """FLOP per second of one rank."""
+def _useful(plan: Plan, shapes: Shapes) -> float:
+    """Operations of a step that the MFU counts."""
+    return 6.0 * plan.batch.size * sum(block.count * (block.work + block.attention_work) for block in shapes.blocks)
+
+
+def _peak(plan: Plan, machine: Machine, inside: bool = True) -> float:
+    """FLOP per second of one rank; `inside`: in the products of the blocks."""
     compute = fact(plan.precision, "compute")
-    flops = machine.flops.get(fact(plan.precision, "flops", compute), machine.flops.get("bf16", machine.flops["fp32"]))
+    kind = fact(plan.precision, "flops", compute) if inside else compute
+    flops = machine.flops.get(kind, machine.flops.get("bf16", machine.flops["fp32"]))
     return flops * (1 if machine.gpus else plan.threads)
 
 
@@ -156,18 +179,35 @@ def _bandwidth(plan: Plan, machine: Machine) -> float:
     return machine.bandwidth / (1 if machine.gpus else plan.devices)
 
 
-def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> tuple[float, float]:
-    """(products, activation traffic) in seconds per step that one rank spends on a stage."""
+def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> Computing:
+    """Seconds per step that one rank spends on a stage."""
     samples, split = plan.batch.local, plan.mesh.tp * plan.mesh.cp
-    again = recomputed(plan, shapes.listed)
-    operations = moved = 0.0
+    again, moves = recomputed(plan, shapes.listed), float(fact(plan.compile, "moves"))
+    products = attention = moved = 0.0
     for block in blocks:
-        attention = block.attention_work * CAUSAL
-        each = 2 * (block.work + block.backward_work) + 7 * attention
-        each += 2 * (block.work + attention) * again * block.listed
-        operations += block.count * each * samples / split
-        moved += block.count * block.saved["all"].of(plan) * samples * (MOVED + again * block.listed)
-    return operations / (_peak(plan, machine) * machine.efficiency), moved / _bandwidth(plan, machine)
+        more = again * block.listed
+        operations = block.count * 2 * (block.work + block.backward_work + block.work * more)
+        products += operations / _peak(plan, machine, block.listed) * (1 + _reads(plan, block, machine))
+        attention += block.count * block.attention_work * CAUSAL * (7 + 2 * more)
+        moved += block.count * block.saved["all"].of(plan) * (moves + more)
+    share = samples / split
+    return Computing(
+        products * share / machine.efficiency,
+        attention * share / (_peak(plan, machine, False) * machine.attention),
+        moved * samples / _bandwidth(plan, machine),
+    )
+
+
+def _reads(plan: Plan, block: Block, machine: Machine) -> float:
+    """Time in which the products of a block wait for memory, as a part of that of their operations: a product of K x N
+    moves 1 / K + 1 / N elements for each multiply-add, in bf16 as many bytes as operations (the roofline model,
+    https://doi.org/10.1145/1498765.1498785).
+    """
+    sizes = [(weight.count, gathered(plan, weight)[-2:]) for weight in block.weights if weight.product]
+    if not sizes:
+        return 0.0
+    each = sum(count * sum(1 / side for side in shape) for count, shape in sizes) / sum(count for count, _ in sizes)
+    return NARROW * each * _peak(plan, machine, block.listed) / _bandwidth(plan, machine)
 
 
 def _starting(plan: Plan, blocks: tuple[Block, ...], computing: float) -> float:

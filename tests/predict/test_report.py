@@ -49,9 +49,8 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     _, prediction = predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
     time = prediction.time
     assert time
-    assert time.products + time.activations + time.starting + sum(
-        time.collectives.values()
-    ) + time.waits + time.optimizer == pytest.approx(time.seconds)
+    computing = time.products + time.attention + time.activations + time.starting + time.contention
+    assert computing + sum(time.collectives.values()) + time.waits + time.optimizer == pytest.approx(time.seconds)
 
 
 def test_of_a_machine_that_is_not_known_no_time_is_claimed() -> None:

@@ -31,7 +31,7 @@ SHAPE = {
         "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
         "scale?": Optional({"value": FINITE, "good": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
-        "huggingface?": Optional(MAPPING),
+        "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),
         "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER}),
         "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },

@@ -10,8 +10,9 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.format import NAMES, Entry, header
+from dtrain.checkpoint.leaving import Made, leave
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
 from dtrain.errors import StoreError, WordsError
 from dtrain.storage import store
@@ -31,27 +33,73 @@ KINDS = {str(dtype): dtype for dtype in NAMES}
 
 
 def export(
-    url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None, shard: float = math.inf
+    url: str,
+    commit: Mapping[str, Any],
+    to: str,
+    *,
+    weights: str,
+    dtype: str | None,
+    shard: float = math.inf,
+    form: str | None = None,
 ) -> list[str]:
     """Write the checkpoint at `url` to the folder `to`, and return the URLs of the files. `weights`: model or ema;
-    `dtype`: of DTYPES, None: as saved; `shard`: bytes of the tensors in a file, unless one is larger.
+    `dtype`: of DTYPES, None: as saved; `shard`: bytes of the tensors in a file, unless one is larger; `form`:
+    transformers for a gpt or moe as one of its models.
 
     A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError
-    if the checkpoint has no average, StoreError if a file exists already or the storage fails, DamagedError if bytes
-    differ from those that were saved.
+    if the checkpoint has no average or cannot have this form, StoreError if a file exists already or the storage fails,
+    DamagedError if bytes differ from those that were saved.
     """
-    chosen = _chosen(url, commit, weights)
     check_sizes(url, commit)
-    kinds, shapes = layout(url, commit, chosen, dtype)
-    sizes = {name: math.prod(shapes[name]) * kinds[name].itemsize for name in chosen}
-    files = _files(sizes, shard)
+    made = as_saved(url, commit, chosen(url, commit, weights), dtype)
+    return write(made, partial(fill, url, commit), commit["facts"], to, dtype=dtype, shard=shard, form=form)
+
+
+def write(
+    made: Mapping[str, Made],
+    read: Callable[[Mapping[str, Tensor]], None],
+    facts: Mapping[str, Any],
+    to: str,
+    *,
+    dtype: str | None,
+    shard: float,
+    form: str | None,
+) -> list[str]:
+    """Write these tensors, of a checkpoint with these `facts`. `read` fills tensors by their names in it. A reader
+    takes the folder for whole by the last file: config.json, or the index.
+    """
+    config = facts.get("huggingface")
+    if form:
+        config = facts.get("as_transformers")
+        if not isinstance(config, Mapping):
+            raise WordsError(f"as={form}: the checkpoint is of no gpt or moe of dtrain. Leave as out.")
+        made = leave(made, config)
+    sizes = {name: math.prod(one.shape) * one.dtype.itemsize for name, one in made.items()}
+    files, written = _files(sizes, shard), list[str]()
     refuse_existing(to, WEIGHTS, CONFIG, INDEX, *files)
-    written = [*write_config(commit, to, dtype)]
     for file, names in files.items():
-        with assembled(to, file, {name: kinds[name] for name in names}, shapes) as targets:
-            fill(url, commit, {chosen[name]: targets[name] for name in names})
+        kinds, shapes = {name: made[name].dtype for name in names}, {name: made[name].shape for name in names}
+        with assembled(to, file, kinds, shapes) as targets:
+            _make({name: made[name] for name in names}, targets, read)
         written.append(store.join(to, file))
-    return [*written, _index(to, files, sizes)] if len(files) > 1 else written
+    written += [_index(to, files, sizes)] if len(files) > 1 else []
+    return [*written, *write_config(config, to, dtype)]
+
+
+def _make(
+    made: Mapping[str, Made], targets: Mapping[str, Tensor], read: Callable[[Mapping[str, Tensor]], None]
+) -> None:
+    """Fill the tensors of one file."""
+    waiting = [(source, targets[name][box]) for name, one in made.items() for source, box in one.parts.items()]
+    while waiting:  # a source that fills two of them is read twice
+        now = dict(reversed(waiting))
+        read(now)
+        waiting = [(source, target) for source, target in waiting if now[source] is not target]
+    for name, one in made.items():
+        if not one.parts:
+            targets[name].fill_(one.value)
+        elif one.scale != 1:
+            targets[name].mul_(one.scale)
 
 
 def refuse_existing(to: str, *names: str) -> None:
@@ -63,12 +111,16 @@ def refuse_existing(to: str, *names: str) -> None:
             )
 
 
-def layout(
-    url: str, commit: Mapping[str, Any], chosen: Mapping[str, str], dtype: str | None
-) -> tuple[dict[str, torch.dtype], dict[str, tuple[int, ...]]]:
-    """Type and shape of each tensor in a file; `chosen`: name there -> name in the checkpoint."""
-    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
-    return kinds, {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
+def as_saved(url: str, commit: Mapping[str, Any], names: Mapping[str, str], dtype: str | None) -> dict[str, Made]:
+    """The tensors of an export as the checkpoint has them; `names`: name there -> name in the checkpoint."""
+    return {
+        name: Made(
+            tuple(commit["tensors"][source]["shape"]),
+            _kind(url, commit["tensors"][source]["dtype"], dtype),
+            {source: ()},
+        )
+        for name, source in names.items()
+    }
 
 
 @contextmanager
@@ -111,15 +163,15 @@ def _index(to: str, files: Mapping[str, list[str]], sizes: Mapping[str, int]) ->
     return store.join(to, INDEX)
 
 
-def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:
+def chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:
     """Name in the file -> name in the checkpoint: buffers and frozen parameters have no average."""
-    chosen = {name.removeprefix("model."): name for name in commit["tensors"] if name.startswith("model.")}
+    names = {name.removeprefix("model."): name for name in commit["tensors"] if name.startswith("model.")}
     if weights == "ema":
         averages = {name.removeprefix("ema."): name for name in commit["tensors"] if name.startswith("ema.")}
         if not averages:
             raise WordsError(f"weights=ema: {url} has no average of the weights. Type weights=model.")
-        chosen |= averages
-    return chosen
+        names |= averages
+    return names
 
 
 def check_sizes(url: str, commit: Mapping[str, Any]) -> None:
@@ -179,9 +231,8 @@ def fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> 
             targets[piece["name"]][place].copy_(tensor_of(data, entries[piece["key"]]))
 
 
-def write_config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
-    """Write config.json, if the checkpoint has one, without the names of code to run."""
-    config = commit["facts"].get("huggingface")
+def write_config(config: Any, to: str, dtype: str | None) -> Iterator[str]:
+    """Write config.json, if there is one, without the names of code to run."""
     if not isinstance(config, Mapping):
         return
     data = {key: value for key, value in config.items() if key != "auto_map"}

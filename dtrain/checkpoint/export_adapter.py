@@ -1,6 +1,7 @@
 """Exports an adapter: as peft's files, or merged into its base, which is read again."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,16 +13,15 @@ from dtrain.adapter import merged, scaling_of
 from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.export import (
-    CONFIG,
     KINDS,
-    WEIGHTS,
+    as_saved,
     assembled,
     check_sizes,
     fill,
-    layout,
     refuse_existing,
-    write_config,
+    write,
 )
+from dtrain.checkpoint.leaving import renamed
 from dtrain.errors import StoreError, WordsError
 from dtrain.storage import store
 
@@ -34,54 +34,72 @@ TASKS = {"ForCausalLM": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS", "Fo
 Commit = Mapping[str, Any]
 
 
-def as_peft(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None) -> list[str]:
+def as_peft(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None, form: str | None) -> list[str]:
     """Write the adapter of a checkpoint to the folder `to` as peft does, and return the URLs of the files. Arguments
     and errors are those of `export`.
     """
     refuse_existing(to, PEFT_WEIGHTS, PEFT_CONFIG)
     check_sizes(url, commit)
-    named = _layers(url, commit, weights)
-    chosen = {
+    named = {_called(layer, form): sources for layer, sources in _layers(url, commit, weights).items()}
+    names = {
         f"base_model.model.{layer}.{PEFT_NAMES[name]}": source
         for layer, sources in named.items()
         for name, source in sources.items()
     }
-    with assembled(to, PEFT_WEIGHTS, *layout(url, commit, chosen, dtype)) as targets:
-        fill(url, commit, {source: targets[name] for name, source in chosen.items()})
-        store.publish(store.join(to, PEFT_CONFIG), json.dumps(_peft_config(commit, [*named]), indent=2).encode())
-    return [store.join(to, PEFT_CONFIG), store.join(to, PEFT_WEIGHTS)]
+    made = as_saved(url, commit, names, dtype)
+    kinds, shapes = {name: one.dtype for name, one in made.items()}, {name: one.shape for name, one in made.items()}
+    with assembled(to, PEFT_WEIGHTS, kinds, shapes) as targets:
+        fill(url, commit, {source: targets[name] for name, source in names.items()})
+    store.publish(store.join(to, PEFT_CONFIG), json.dumps(_peft_config(commit, [*named]), indent=2).encode())
+    return [store.join(to, PEFT_WEIGHTS), store.join(to, PEFT_CONFIG)]
 
 
-def merge(url: str, commit: Commit, to: str, *, weights: str, dtype: str | None) -> list[str]:
+def _called(layer: str, form: str | None) -> str:
+    """The name of a layer in the exported base. Raises WordsError."""
+    there = renamed(f"{layer}.weight") if form else f"{layer}.weight"
+    if there is None:
+        raise WordsError(f"as={form}: {layer} has no place in a model of transformers. Leave as out.")
+    return there.removesuffix(".weight")
+
+
+def merge(
+    url: str,
+    commit: Commit,
+    to: str,
+    *,
+    weights: str,
+    dtype: str | None,
+    shard: float = math.inf,
+    form: str | None = None,
+) -> list[str]:
     """Write the model that a checkpoint's adapter and its base are together, like `export`. Each weight is merged in
     the type in which it is saved.
 
     Raises StoreError too if the base is gone or was changed.
     """
-    refuse_existing(to, WEIGHTS, CONFIG)
     named = commit["facts"].get("base")
     place, whole, read = _whole(url, commit, named)
     check_sizes(url, commit)
-    adapter = _tensors(url, commit, weights)
-    of_adapter = {f"model.{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
-    chosen = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
-    chosen = {name: source for name, source in chosen.items() if source not in of_adapter}
-    if lost := [layer for layer in adapter if f"{layer}.weight" not in chosen]:
-        raise StoreError.during("merge", url, f"its base {place} has no {lost[0]}.weight")
-    newer = {source for source in chosen.values() if source in commit["tensors"]}  # buffers
-    with assembled(to, WEIGHTS, *layout(place, whole, chosen, dtype)) as targets:
-        exact = {f"{layer}.weight": targets[f"{layer}.weight"] for layer in adapter}
-        if dtype is not None:
-            exact = _empty(whole, {name: f"model.{name}" for name in exact})
-        wanted = {source: exact.get(name, targets[name]) for name, source in chosen.items()}
+    adapter = {f"model.{layer}": tensors for layer, tensors in _tensors(url, commit, weights).items()}
+    added = {f"{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
+    names = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
+    names = {name: source for name, source in names.items() if source not in added}
+    if lost := [layer for layer in adapter if f"{layer}.weight" not in names.values()]:
+        raise StoreError.during("merge", url, f"its base {place} has no {lost[0].removeprefix('model.')}.weight")
+    newer = {source for source in names.values() if source in commit["tensors"]} if named else set()  # buffers
+    scaling = scaling_of(commit["facts"]["adapter"])
+
+    def read_merged(targets: Mapping[str, Tensor]) -> None:
+        changed = {f"{layer}.weight": tensors for layer, tensors in adapter.items() if f"{layer}.weight" in targets}
+        exact = _empty(whole, {source: source for source in changed}) if dtype else {}
+        wanted = {**targets, **exact}
         read({source: tensor for source, tensor in wanted.items() if source not in newer})
         fill(url, commit, {source: tensor for source, tensor in wanted.items() if source in newer})
-        scaling = scaling_of(commit["facts"]["adapter"])
-        for layer, tensors in adapter.items():
-            name = f"{layer}.weight"
-            targets[name].copy_(merged(exact[name], tensors, scaling))
-        written = [*write_config(commit, to, dtype)]
-    return [*written, store.join(to, WEIGHTS)]
+        for source, tensors in changed.items():
+            targets[source].copy_(merged(wanted[source], tensors, scaling))
+
+    made = as_saved(place, whole, names, dtype)
+    return write(made, read_merged, commit["facts"], to, dtype=dtype, shard=shard, form=form)
 
 
 def _whole(

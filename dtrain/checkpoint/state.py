@@ -110,6 +110,7 @@ class TrainState:
             "scale": self.scale.state_dict() if self.scale else None,
             "spikes": self.spikes.state_dict() if self.spikes else None,
             "huggingface": configuration(self.model),
+            "as_transformers": getattr(self.model, "as_transformers", None),
             "tied": self.tied(),
             "adapter": self.adapter,
             "base": self.base,

@@ -8,7 +8,7 @@ start at zero (arXiv 2203.03466), embeddings times sqrt(C) (arXiv 1706.03762).
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -132,6 +132,8 @@ class Decoder(nn.Module):
     pipeline = ("embed", "blocks", "norm", "head")
     keeps_keys: ClassVar = True
     """Every attention has a `cache`, and is called with the new tokens alone while it is set."""
+    as_transformers: Mapping[str, Any]
+    """config.json of a model of transformers that computes the same, for an export."""
 
     def __init__(self, vocab: int, width: int, blocks: Iterable[nn.Module], *, tied: bool) -> None:
         super().__init__()
@@ -197,6 +199,10 @@ class GPT(Decoder):
             Block(width, Attention(width, heads, kv_heads, rotary), FeedForward(width, hidden)) for _ in range(layers)
         )
         super().__init__(vocab, width, blocks, tied=tied)
+        self.as_transformers = described(
+            "qwen3", "Qwen3ForCausalLM", vocab=vocab, layers=layers, heads=heads, width=width, kv_heads=kv_heads,
+            rope_base=rope_base,
+        ) | {"intermediate_size": hidden}  # fmt: skip
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it.
@@ -212,6 +218,19 @@ class GPT(Decoder):
             weight.normal_(std=0.25 * weight.shape[1] ** -0.5, generator=generator)
         else:
             weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)
+
+
+def described(
+    kind: str, name: str, *, vocab: int, layers: int, heads: int, width: int, kv_heads: int, rope_base: float
+) -> dict[str, Any]:
+    """What config.json of a decoder of transformers says of one of ours, whose head is not tied there."""
+    return {
+        "architectures": [name], "model_type": kind, "vocab_size": vocab, "hidden_size": width,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": width // heads, "hidden_act": "silu", "rms_norm_eps": torch.finfo(torch.float32).eps,
+        "attention_bias": False, "tie_word_embeddings": False, "dtype": "float32", "bos_token_id": None,
+        "eos_token_id": None, "rope_parameters": {"rope_type": "default", "rope_theta": rope_base},
+    }  # fmt: skip
 
 
 def check_sizes(*, heads: int, kv_heads: int, width: int, **sizes: int) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtrain.mesh.sharding import local
-from dtrain.model.gpt import GPT, Attention, Block, Decoder, FeedForward, Rotary, check_sizes
+from dtrain.model.gpt import GPT, Attention, Block, Decoder, FeedForward, Rotary, check_sizes, described
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """(rows [R, C] sorted by expert, how many each expert gets [E]) -> [R, C]."""
@@ -242,6 +242,15 @@ class MoE(Decoder):
         )
         super().__init__(vocab, width, blocks, tied=tied)
         self.shared = shared
+        self.as_transformers = described(
+            "glm4_moe", "Glm4MoeForCausalLM", vocab=vocab, layers=layers, heads=heads, width=width,
+            kv_heads=kv_heads, rope_base=rope_base,
+        ) | {
+            "intermediate_size": hidden, "moe_intermediate_size": hidden, "num_local_experts": experts,
+            "n_routed_experts": experts, "num_experts_per_tok": active, "n_shared_experts": max(shared, 1), "n_group": 1,
+            "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+            "use_qk_norm": True, "partial_rotary_factor": 1.0,
+        }  # fmt: skip
 
     @property
     def tp_plan(self) -> Mapping[str, str]:

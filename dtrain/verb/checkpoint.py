@@ -5,6 +5,7 @@
     dtrain checkpoint verify out=s3://bucket/run        reads every byte; exit code 1 if one is damaged
     dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
                                                         [shard=5GB]: in files of at most so many bytes, with an index
+                                                        [as=transformers]: gpt and moe as models that AutoModel loads
     dtrain checkpoint export out=runs/lora to=runs/peft adapter=peft       for peft; adapter=merged: as one model
     dtrain checkpoint import hf://gpt2 to=runs/gpt2     weights of others, for init=runs/gpt2 [names=<table>]
 
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 TAKES = {
     "ls": ("out", "step"),
     "verify": ("out", "step"),
-    "export": ("out", "step", "to", "weights", "dtype", "shard", "adapter"),
+    "export": ("out", "step", "to", "weights", "dtype", "shard", "adapter", "as"),
 }
 UNREAD = "valid: the commit and the sizes of its files are right. dtrain checkpoint verify reads the bytes too."
 SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]i?B|B)?")
-CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16"), "adapter": ("peft", "merged")}
+CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16"), "adapter": ("peft", "merged"),
+           "as": ("transformers",)}  # fmt: skip
 
 
 def run(words: Sequence[str]) -> int:
@@ -91,7 +93,7 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     ]
     if not options.get("step", "0").isdecimal():
         problems.append(f"step={options['step']}: a step is a number. Type step=100.")
-    if "shard" in options and "adapter" in options:
+    if "shard" in options and options.get("adapter") == "peft":
         problems.append("shard: an adapter is exported as one file. Leave shard out.")
     if _bytes(options.get("shard", "1B")) is None:
         problems.append(f"shard={options['shard']}: it is no size. Type shard=5GB.")
@@ -172,11 +174,15 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             faults += filter(None, [attempt.fault])
             continue
         weights, dtype = options.get("weights", "model"), options.get("dtype")
-        whole = partial(export, shard=_bytes(options.get("shard", "")) or math.inf)
-        ways: dict[str, Callable[..., list[str]]] = {"peft": as_peft, "merged": merge, "": whole}
+        shard = _bytes(options.get("shard", "")) or math.inf
+        ways: dict[str, Callable[..., list[str]]] = {
+            "peft": as_peft, "merged": partial(merge, shard=shard), "": partial(export, shard=shard),
+        }  # fmt: skip
         act = ways[_way(attempt.url, attempt.commit, options)]
         try:
-            written = act(attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype)
+            written = act(
+                attempt.url, attempt.commit, options["to"], weights=weights, dtype=dtype, form=options.get("as")
+            )
         except DamagedError as error:
             faults.append(str(error))
             continue
@@ -184,7 +190,8 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
         lines = [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]
         if act is not as_peft and not any(url.endswith(CONFIG) for url in written):
             tied = attempt.commit["facts"].get("tied")
-            lines.append("  (no config.json: the model is not from transformers)")
+            hint = "; as=transformers makes it one" * bool(attempt.commit["facts"].get("as_transformers"))
+            lines.append(f"  (no config.json: the model is not from transformers{hint})")
             lines += [
                 f"  ({name} is tied to {saved} and left out: load_state_dict(..., strict=False))"
                 for name, saved in (tied.items() if isinstance(tied, Mapping) else ())

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.destination import Destination, destination
 from dtrain.checkpoint.format import NAMES, Entry, header
 from dtrain.checkpoint.leaving import Made, leave
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
@@ -41,18 +42,19 @@ def export(
     dtype: str | None,
     shard: float = math.inf,
     form: str | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> list[str]:
     """Write the checkpoint at `url` to the folder `to`, and return the URLs of the files. `weights`: model or ema;
     `dtype`: of DTYPES, None: as saved; `shard`: bytes of the tensors in a file, unless one is larger; `form`:
-    transformers for a gpt or moe as one of its models.
+    transformers for a gpt or moe as one of its models; `beside`: files for a folder with config.json.
 
     A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError
     if the checkpoint has no average or cannot have this form, StoreError if a file exists already or the storage fails,
     DamagedError if bytes differ from those that were saved.
     """
     check_sizes(url, commit)
-    made = as_saved(url, commit, chosen(url, commit, weights), dtype)
-    return write(made, partial(fill, url, commit), commit["facts"], to, dtype=dtype, shard=shard, form=form)
+    made, read = as_saved(url, commit, chosen(url, commit, weights), dtype), partial(fill, url, commit)
+    return write(made, read, commit["facts"], to, dtype=dtype, shard=shard, form=form, beside=beside)
 
 
 def write(
@@ -64,6 +66,7 @@ def write(
     dtype: str | None,
     shard: float,
     form: str | None,
+    beside: Mapping[str, bytes] | None,
 ) -> list[str]:
     """Write these tensors, of a checkpoint with these `facts`. `read` fills tensors by their names in it. A reader
     takes the folder for whole by the last file: config.json, or the index.
@@ -75,15 +78,18 @@ def write(
             raise WordsError(f"as={form}: the checkpoint is of no gpt or moe of dtrain. Leave as out.")
         made = leave(made, config)
     sizes = {name: math.prod(one.shape) * one.dtype.itemsize for name, one in made.items()}
-    files, written = _files(sizes, shard), list[str]()
-    refuse_existing(to, WEIGHTS, CONFIG, INDEX, *files)
+    files, place = _files(sizes, shard), destination(to)
+    small = {**(beside or {} if config else {}), **_index(files, sizes), **config_file(config, dtype)}
+    place.refuse_existing(WEIGHTS, CONFIG, INDEX, *files, *small)
+    written = list[str]()
     for file, names in files.items():
         kinds, shapes = {name: made[name].dtype for name in names}, {name: made[name].shape for name in names}
-        with assembled(to, file, kinds, shapes) as targets:
+        with assembled(place, file, kinds, shapes) as targets:
             _make({name: made[name] for name in names}, targets, read)
         written.append(store.join(to, file))
-    written += [_index(to, files, sizes)] if len(files) > 1 else []
-    return [*written, *write_config(config, to, dtype)]
+    written += [place.small(name, data) for name, data in small.items()]
+    place.finish()
+    return written
 
 
 def _make(
@@ -102,15 +108,6 @@ def _make(
             targets[name].mul_(one.scale)
 
 
-def refuse_existing(to: str, *names: str) -> None:
-    """Raises StoreError if one of these files is in the folder `to`."""
-    for name in names:
-        if store.exists(store.join(to, name)):
-            raise StoreError.during(
-                "write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it."
-            )
-
-
 def as_saved(url: str, commit: Mapping[str, Any], names: Mapping[str, str], dtype: str | None) -> dict[str, Made]:
     """The tensors of an export as the checkpoint has them; `names`: name there -> name in the checkpoint."""
     return {
@@ -125,17 +122,17 @@ def as_saved(url: str, commit: Mapping[str, Any], names: Mapping[str, str], dtyp
 
 @contextmanager
 def assembled(
-    to: str, name: str, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
+    place: Destination, name: str, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, Tensor]]:
-    """A context of tensors to fill; at its end they are the safetensors file `name` in the folder `to`."""
+    """A context of tensors to fill; at its end they are the safetensors file `name` at `place`."""
     folder = store.scratch("export")
     try:
         with _laid_out(folder / name, kinds, shapes) as targets:
             yield targets
-        _publish(folder / name, store.join(to, name))
+        place.file(folder / name)
     except OSError as error:
         raise StoreError.during(
-            "write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room."
+            "write", str(folder), error.strerror or error, "Set TMPDIR to a place with more room"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,12 +152,11 @@ def _files(sizes: Mapping[str, int], shard: float) -> dict[str, list[str]]:
     return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
 
 
-def _index(to: str, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> str:
-    """Write the index, by which readers find the file of a tensor."""
+def _index(files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """The index of several files, by which readers find the file of a tensor."""
     places = {name: file for file, names in files.items() for name in names}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
-    store.publish(store.join(to, INDEX), json.dumps(index, indent=2).encode())
-    return store.join(to, INDEX)
+    return {INDEX: json.dumps(index, indent=2).encode()} if len(files) > 1 else {}
 
 
 def chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:
@@ -231,22 +227,11 @@ def fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> 
             targets[piece["name"]][place].copy_(tensor_of(data, entries[piece["key"]]))
 
 
-def write_config(config: Any, to: str, dtype: str | None) -> Iterator[str]:
-    """Write config.json, if there is one, without the names of code to run."""
+def config_file(config: Any, dtype: str | None) -> dict[str, bytes]:
+    """config.json, if there is one, without the names of code to run."""
     if not isinstance(config, Mapping):
-        return
+        return {}
     data = {key: value for key, value in config.items() if key != "auto_map"}
     if dtype:
         data["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
-    store.publish(store.join(to, CONFIG), json.dumps(data, indent=2, sort_keys=True).encode())
-    yield store.join(to, CONFIG)
-
-
-def _publish(path: Path, url: str) -> str:
-    """Upload a local file."""
-    if not store.is_local(url):
-        store.upload(path, url)
-        return url
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-        store.publish(url, cast(bytes, memory))
-    return url
+    return {CONFIG: json.dumps(data, indent=2, sort_keys=True).encode()}

@@ -12,13 +12,13 @@ from torch import Tensor
 from dtrain.adapter import merged, scaling_of
 from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.destination import destination
 from dtrain.checkpoint.export import (
     KINDS,
     as_saved,
     assembled,
     check_sizes,
     fill,
-    refuse_existing,
     write,
 )
 from dtrain.checkpoint.leaving import renamed
@@ -38,7 +38,8 @@ def as_peft(url: str, commit: Commit, to: str, *, weights: str, dtype: str | Non
     """Write the adapter of a checkpoint to the folder `to` as peft does, and return the URLs of the files. Arguments
     and errors are those of `export`.
     """
-    refuse_existing(to, PEFT_WEIGHTS, PEFT_CONFIG)
+    place = destination(to)
+    place.refuse_existing(PEFT_WEIGHTS, PEFT_CONFIG)
     check_sizes(url, commit)
     named = {_called(layer, form): sources for layer, sources in _layers(url, commit, weights).items()}
     names = {
@@ -48,10 +49,11 @@ def as_peft(url: str, commit: Commit, to: str, *, weights: str, dtype: str | Non
     }
     made = as_saved(url, commit, names, dtype)
     kinds, shapes = {name: one.dtype for name, one in made.items()}, {name: one.shape for name, one in made.items()}
-    with assembled(to, PEFT_WEIGHTS, kinds, shapes) as targets:
+    with assembled(place, PEFT_WEIGHTS, kinds, shapes) as targets:
         fill(url, commit, {source: targets[name] for name, source in names.items()})
-    store.publish(store.join(to, PEFT_CONFIG), json.dumps(_peft_config(commit, [*named]), indent=2).encode())
-    return [store.join(to, PEFT_WEIGHTS), store.join(to, PEFT_CONFIG)]
+    written = place.small(PEFT_CONFIG, json.dumps(_peft_config(commit, [*named]), indent=2).encode())
+    place.finish()
+    return [store.join(to, PEFT_WEIGHTS), written]
 
 
 def _called(layer: str, form: str | None) -> str:
@@ -71,6 +73,7 @@ def merge(
     dtype: str | None,
     shard: float = math.inf,
     form: str | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> list[str]:
     """Write the model that a checkpoint's adapter and its base are together, like `export`. Each weight is merged in
     the type in which it is saved.
@@ -99,7 +102,7 @@ def merge(
             targets[source].copy_(merged(wanted[source], tensors, scaling))
 
     made = as_saved(place, whole, names, dtype)
-    return write(made, read_merged, commit["facts"], to, dtype=dtype, shard=shard, form=form)
+    return write(made, read_merged, commit["facts"], to, dtype=dtype, shard=shard, form=form, beside=beside)
 
 
 def _whole(

@@ -247,9 +247,9 @@ class MoE(Decoder):
             kv_heads=kv_heads, rope_base=rope_base,
         ) | {
             "intermediate_size": hidden, "moe_intermediate_size": hidden, "num_local_experts": experts,
-            "n_routed_experts": experts, "num_experts_per_tok": active, "n_shared_experts": max(shared, 1), "n_group": 1,
-            "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-            "use_qk_norm": True, "partial_rotary_factor": 1.0,
+            "n_routed_experts": experts, "num_experts_per_tok": active, "n_shared_experts": max(shared, 1),
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0, "use_qk_norm": True, "partial_rotary_factor": 1.0,
         }  # fmt: skip
 
     @property

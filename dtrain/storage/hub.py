@@ -80,17 +80,33 @@ def read(url: str, file: str) -> bytes:
     """A small file of a repository at hf://<organisation>/<name>[@revision], kept in the client's cache, which is all
     that is read offline. Raises PreflightError.
     """
-    watch()
-    try:
-        import huggingface_hub as client
-    except ImportError as error:
-        raise PreflightError(f"{url}: huggingface_hub is not installed. Type pip install 'dtrain[hf]'.") from error
     name, _, revision = url.removeprefix(SCHEME).partition("@")
     try:
-        return Path(client.hf_hub_download(name, file, revision=revision or None)).read_bytes()
+        return Path(client(url).hf_hub_download(name, file, revision=revision or None)).read_bytes()
     except (OSError, ValueError) as error:  # its own are of both classes
         reason = absent(name) or first_line(error).rstrip(".")
         raise PreflightError(f"{url}: {file} cannot be read from the Hugging Face hub: {reason}.") from error
+
+
+def files(url: str, names: Sequence[str]) -> dict[str, bytes]:
+    """Name -> bytes of those of these files that a repository has. Raises PreflightError as `read`."""
+    name, _, revision = url.removeprefix(SCHEME).partition("@")
+    try:
+        place = Path(client(url).snapshot_download(name, revision=revision or None, allow_patterns=[*names]))
+    except (OSError, ValueError) as error:
+        reason = absent(name) or first_line(error).rstrip(".")
+        raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}.") from error
+    return {each: (place / each).read_bytes() for each in names if (place / each).is_file()}
+
+
+def client(url: str) -> Any:
+    """The client of the hub, for a repository at `url`. Raises PreflightError without its package."""
+    watch()
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise PreflightError(f"{url}: huggingface_hub is not installed. Type pip install 'dtrain[hf]'.") from error
+    return huggingface_hub
 
 
 def absent(name: str) -> str:

@@ -40,6 +40,12 @@ TAKES = {
 }
 UNREAD = "valid: the commit and the sizes of its files are right. dtrain checkpoint verify reads the bytes too."
 SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]i?B|B)?")
+OTHER_FORMS = {
+    "gguf": "Export without as, then type python convert_hf_to_gguf.py {to} of llama.cpp",
+    "onnx": "Export without as, then type optimum-cli export onnx --model {to} <place>",
+    "diffusers": "Export without as, load the weights into its model and call save_pretrained",
+}
+"""Form of other tools -> how to get there."""
 CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16"), "adapter": ("peft", "merged"),
            "as": ("transformers",)}  # fmt: skip
 
@@ -87,7 +93,7 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
         if name in TAKES[act] and name not in options
     ]
     problems += [
-        f"{name}={options[name]}:{nearest(options[name], CHOICES[name])}"
+        f"{name}={options[name]}:{_choice(name, options)}"
         for name in CHOICES
         if name in options and options[name] not in CHOICES[name]
     ]
@@ -108,6 +114,14 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     if problems:
         raise WordsError(*problems)
     return options
+
+
+def _choice(name: str, options: Mapping[str, str]) -> str:
+    """What to type instead of an option that is none of CHOICES."""
+    other = OTHER_FORMS.get(options[name].lower(), "") if name == "as" else ""
+    if other:
+        return f" dtrain does not write it. {other.format(to=options.get('to', '<the folder>'))}."
+    return nearest(options[name], CHOICES[name])
 
 
 def _import(words: Sequence[str]) -> int:
@@ -164,6 +178,7 @@ def _verify(attempts: Sequence["Attempt"]) -> int:
 
 def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, str]) -> int:
     """Export the newest checkpoint whose bytes are intact."""
+    from dtrain.checkpoint import companions
     from dtrain.checkpoint.commit import DamagedError, report_damaged
     from dtrain.checkpoint.export import CONFIG, export
     from dtrain.checkpoint.export_adapter import as_peft, merge
@@ -175,8 +190,10 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             continue
         weights, dtype = options.get("weights", "model"), options.get("dtype")
         shard = _bytes(options.get("shard", "")) or math.inf
+        beside, lost = companions.of_run(attempt.url)
         ways: dict[str, Callable[..., list[str]]] = {
-            "peft": as_peft, "merged": partial(merge, shard=shard), "": partial(export, shard=shard),
+            "peft": as_peft, "merged": partial(merge, shard=shard, beside=beside),
+            "": partial(export, shard=shard, beside=beside),
         }  # fmt: skip
         act = ways[_way(attempt.url, attempt.commit, options)]
         try:
@@ -188,7 +205,9 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
             continue
         report_damaged(faults, attempt.step)
         lines = [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]
-        if act is not as_peft and not any(url.endswith(CONFIG) for url in written):
+        if any(url.endswith(CONFIG) for url in written):
+            lines += [f"  (no tokenizer: {fault})" for fault in lost]
+        elif act is not as_peft:
             tied = attempt.commit["facts"].get("tied")
             hint = "; as=transformers makes it one" * bool(attempt.commit["facts"].get("as_transformers"))
             lines.append(f"  (no config.json: the model is not from transformers{hint})")

@@ -186,6 +186,7 @@ HELD = {
     "importing.md": {
         "python -m dtrain init=": "test_weights_of_others_are_taken_in",
         "python -m dtrain model=hf": "tests/model/test_hf.py, with a folder",
+        "python -m dtrain checkpoint export": "tests/checkpoint/test_companions.py, test_destination.py, with other places",
     },
     "own-loop.md": {"import time": "tests/test_api.py"},
     "own-parts.md": {

@@ -74,7 +74,7 @@ def leave(made: Mapping[str, Made], config: Mapping[str, Any]) -> dict[str, Made
 
 
 def renamed(name: str) -> str | None:
-    """What a tensor of a gpt or moe is called in transformers; None for another one."""
+    """The name in transformers of a tensor of a gpt or moe; None for another one."""
     if name in OUTSIDE:
         return OUTSIDE[name]
     room, _, rest = name.partition(".")

@@ -223,7 +223,7 @@ class GPT(Decoder):
 def described(
     kind: str, name: str, *, vocab: int, layers: int, heads: int, width: int, kv_heads: int, rope_base: float
 ) -> dict[str, Any]:
-    """What config.json of a decoder of transformers says of one of ours, whose head is not tied there."""
+    """config.json of a decoder of transformers for one of ours, whose head is not tied there."""
     return {
         "architectures": [name], "model_type": kind, "vocab_size": vocab, "hidden_size": width,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,

@@ -117,7 +117,7 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _choice(name: str, options: Mapping[str, str]) -> str:
-    """What to type instead of an option that is none of CHOICES."""
+    """Hint for an option that is none of CHOICES."""
     other = OTHER_FORMS.get(options[name].lower(), "") if name == "as" else ""
     if other:
         return f" dtrain does not write it. {other.format(to=options.get('to', '<the folder>'))}."

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from dtrain.checkpoint import companions
-from dtrain.data.text import Bytes
+from dtrain.tokenizer.__init__ import Bytes
 
 TEXTS = ["Once upon a time, there was a cat.\n\tIt sat;  it slept!", "\N{SNOWMAN} ümlaut", "\0\x7f\xad"]
 

@@ -56,7 +56,9 @@ def test_a_repository_of_the_hub_gets_one_commit(tmp_path: Path) -> None:
         read = python(READ, "me/mine", HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "home"))
         assert "Qwen3ForCausalLM" in read.stdout, read.stderr
         again = export(hub, tmp_path)
-        assert again.returncode == 3 and "it is there already. Type to=<another repository>, or remove it." in again.stderr
+        assert (
+            again.returncode == 3 and "it is there already. Type to=<another repository>, or remove it." in again.stderr
+        )
         hub.refuses = True
         refused = export(hub, tmp_path, name="others/theirs")
         assert refused.returncode == 3 and len(refused.stderr.splitlines()) == 1, refused.stderr

@@ -83,7 +83,9 @@ def test_other_models_do_not_leave_as_one(tmp_path: Path, capsys: pytest.Capture
     assert main(["checkpoint", "export", f"out={tmp_path}/run", f"to={tmp_path}/to", "as=transformers"]) == 2
     assert "as=transformers: the checkpoint is of no gpt or moe of dtrain. Leave as out." in capsys.readouterr().err
     assert main(["checkpoint", "export", f"out={tmp_path}/run", f"to={tmp_path}/to", "as=gguf"]) == 2
-    told = f"as=gguf: dtrain does not write it. Export without as, then type python convert_hf_to_gguf.py {tmp_path}/to of"
+    told = (
+        f"as=gguf: dtrain does not write it. Export without as, then type python convert_hf_to_gguf.py {tmp_path}/to of"
+    )
     assert told in capsys.readouterr().err
     assert renamed("blocks.0.attention.gate.weight") is renamed("other") is None
     with pytest.raises(WordsError, match=r"blocks\.0\.x has no place in a qwen3"):

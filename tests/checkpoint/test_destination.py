@@ -57,7 +57,7 @@ def test_a_repository_of_the_hub_gets_one_commit(tmp_path: Path) -> None:
         assert "Qwen3ForCausalLM" in read.stdout, read.stderr
         again = export(hub, tmp_path)
         assert (
-            again.returncode == 3 and "it is there already. Type to=<another repository>, or remove it." in again.stderr
+            again.returncode == 3 and "it is there already. Type to=<another repository>, or remove it" in again.stderr
         )
         hub.refuses = True
         refused = export(hub, tmp_path, name="others/theirs")

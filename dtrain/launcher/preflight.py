@@ -187,10 +187,16 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str]) -> Iterable[
         return
     from dtrain.storage import rowfile  # numpy, as below
 
+    resumes = any(one.is_committed for one in attempts.listed(plan.out))
     try:
-        reader = rowfile.reader_of(part, paths, format)
-        resumes = any(one.is_committed for one in attempts.listed(plan.out))
-        text = rowfile.problem(reader, reader.found(paths), part, resumes=resumes)
+        if format == "chat":
+            from dtrain.chat import files
+
+            pairs = bool(about(plan.objective).get("pairs"))
+            text = files.problem({**part, "path": paths}, resumes=resumes, pairs=pairs)
+        else:
+            reader = rowfile.reader_of(part, paths, format)
+            text = rowfile.problem(reader, reader.found(paths), part, resumes=resumes)
     except PreflightError as error:
         text = str(error)
     if text:

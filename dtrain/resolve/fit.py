@@ -130,7 +130,7 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     chosen = {name: dict(part) for name, part in config.hook.items()}
     if config.choices["hook"] == "auto":
         chosen = {name: {**config.options["hook"].get(name, {}), **part} for name, part in chosen.items()}
-        if text:
+        if text and not about(config.data).get("chat"):  # its prompt is no message of a user
             chosen.setdefault("sample", dict(config.options["hook"]["sample"]))
             draft["why"]["hook"] = f"{', '.join(chosen)} (auto: the data is text)"
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]

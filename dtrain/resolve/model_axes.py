@@ -51,9 +51,9 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check padded rows: some layouts need rows of one fixed length, which the mesh must divide."""
     mesh, data = draft["mesh"], config.data
-    if "pad" not in data:
+    if "pad" not in data and data.get("padding") != "longest":
         return
-    pad, length = data["pad"], data["length"]
+    pad, length = data.get("pad"), data.get("length")
     split = config.tensor.sequence == "split" and mesh.tp > 1
     needs = {
         f"mesh.pp={mesh.pp}": mesh.pp > 1,
@@ -62,6 +62,8 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
         "model.balance": "balance" in config.model,
     }
     why = next((name for name, needed in needs.items() if needed), None)
+    if data.get("padding") == "longest" and why:
+        yield f"data.padding=longest: {why} needs rows of one length in every batch. Type data.padding=sequence."
     if length is not None and pad is None:
         yield "data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out."
     elif pad is not None and length is None and why:

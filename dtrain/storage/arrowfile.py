@@ -44,17 +44,18 @@ def names(url: str, cache: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class ArrowFile:
-    """`columns`: those that are read."""
+    """`columns`: those that are read; `raw`: as they are, of any kind."""
 
     url: str
     columns: Sequence[str]
     cache: Path
+    raw: bool = False
     facts: Mapping[str, Any] = field(init=False)
     _stem: Path = field(init=False)
 
     def __post_init__(self) -> None:
         beside = [] if store.is_local(self.url) else [".copy"]
-        facts, stem = rowindex.kept(self.cache, self.url, how(self.columns), self._made, beside)
+        facts, stem = rowindex.kept(self.cache, self.url, how(self.columns, self.raw), self._made, beside)
         object.__setattr__(self, "facts", facts)
         object.__setattr__(self, "_stem", stem)
 
@@ -64,7 +65,10 @@ class ArrowFile:
     def read(self, block: int, index: Indices) -> Columns:
         if store.is_local(self.url):
             rowindex.unchanged(self.url, self.facts["fingerprint"])
-        return parquetfile.values(self._table, index, self.url)
+        return parquetfile.unread(self._table, index) if self.raw else parquetfile.values(self._table, index, self.url)
+
+    def where(self, row: int) -> str:
+        return f"row {row + 1}"
 
     @cached_property
     def _table(self) -> Any:
@@ -101,9 +105,9 @@ class ArrowFile:
         }  # fmt: skip
 
 
-def how(columns: Sequence[str]) -> list[Any]:
+def how(columns: Sequence[str], raw: bool = False) -> list[Any]:
     """All that the index of a file depends on beside it."""
-    return ["arrow", *columns]
+    return ["arrow", *columns, *(["raw"] if raw else [])]
 
 
 def _edges(table: Any, name: str) -> tuple[int, int]:

@@ -134,18 +134,21 @@ def check(url: str, form: Format, columns: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class LineFile:
-    """`columns`: those that are read. Raises PreflightError for a file of which a row cannot be."""
+    """`columns`: those that are read; `raw`: as they are, of any kind, and None where a row has none. Raises
+    PreflightError for a file of which a row cannot be.
+    """
 
     url: str
     form: Format
     columns: Sequence[str]
     cache: Path
+    raw: bool = False
     facts: Mapping[str, Any] = field(init=False)
     _stem: Path = field(init=False)
 
     def __post_init__(self) -> None:
         beside = [".npy"] if store.is_local(self.url) else [".npy", ".copy"]
-        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns), self._made, beside)
+        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns, self.raw), self._made, beside)
         object.__setattr__(self, "facts", facts)
         object.__setattr__(self, "_stem", stem)
 
@@ -161,7 +164,12 @@ class LineFile:
 
     def read(self, block: int, index: Indices) -> Columns:
         rows = list(self._rows(index))
+        if self.raw:
+            return {name: [row.get(name) for row in rows] for name in self.columns}
         return {name: self._column(name, [row[name] for row in rows]) for name in self.columns}
+
+    def where(self, row: int) -> str:
+        return f"line {_lines(self._file(self._stem), int(self._offsets[row, 0])) + 1}"
 
     def _rows(self, index: Indices) -> Iterator[Mapping[str, Any]]:
         if store.is_local(self.url):
@@ -172,7 +180,7 @@ class LineFile:
 
     def _finished(self, digest: Any) -> str:
         """The digest of the bytes and of how they are read."""
-        digest.update(json.dumps([*how(self.form, self.columns)]).encode())
+        digest.update(json.dumps([*how(self.form, self.columns, self.raw)]).encode())
         return str(digest.hexdigest())
 
     def _column(self, name: str, values: list[Any]) -> Any:
@@ -201,9 +209,10 @@ class LineFile:
             file.with_suffix(".part").replace(file)
         with file.open("rb") as opened:
             names, begin = _named(self.url, self.form, opened.read(HEAD))
-        for name in self.columns:
+        typed = [] if self.raw else self.columns
+        for name in typed:
             rowindex.column(name, names, f"data.path={self.url}")
-        found, digest = _Kinds(self.columns), hashlib.sha256()
+        found, digest = _Kinds(typed), hashlib.sha256()
         offsets = array("q")  # 16 bytes a row
         for start, line in _split(file, self.form, begin, digest):
             if not line.strip():
@@ -224,9 +233,9 @@ class LineFile:
         }  # fmt: skip
 
 
-def how(form: Format, columns: Sequence[str]) -> list[Any]:
+def how(form: Format, columns: Sequence[str], raw: bool = False) -> list[Any]:
     """All that the index of a file depends on beside it."""
-    return [*form.how, *columns]
+    return [*form.how, *columns, *(["raw"] if raw else [])]
 
 
 def _named(url: str, form: Format, beginning: bytes) -> tuple[list[str], int]:

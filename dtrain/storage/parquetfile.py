@@ -70,16 +70,19 @@ class Groups:
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """`columns`: those that are read. `groups`: row groups that were read, of this file and others."""
+    """`columns`: those that are read; `raw`: as they are, of any kind. `groups`: row groups that were read, of this
+    file and others.
+    """
 
     url: str
     columns: Sequence[str]
     cache: Path
     groups: Groups
+    raw: bool = False
     facts: Mapping[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        facts, _ = rowindex.kept(self.cache, self.url, how(self.columns), self._made)
+        facts, _ = rowindex.kept(self.cache, self.url, how(self.columns, self.raw), self._made)
         object.__setattr__(self, "facts", facts)
 
     def group(self, number: int) -> Any:
@@ -106,7 +109,11 @@ class ParquetFile:
 
     def read(self, block: int, index: Indices) -> Columns:
         size = self.facts["bytes"][block]
-        return values(self.groups.get((self.url, block), size, lambda: self.group(block)), index, self.url)
+        group = self.groups.get((self.url, block), size, lambda: self.group(block))
+        return unread(group, index) if self.raw else values(group, index, self.url)
+
+    def where(self, row: int) -> str:
+        return f"row {row + 1}"
 
     def _made(self, stem: Path) -> Mapping[str, Any]:
         end = footer(self.url)
@@ -130,9 +137,15 @@ class ParquetFile:
         }  # fmt: skip
 
 
-def how(columns: Sequence[str]) -> list[Any]:
+def how(columns: Sequence[str], raw: bool = False) -> list[Any]:
     """All that the index of a file depends on beside it."""
-    return ["parquet", *columns]
+    return ["parquet", *columns, *(["raw"] if raw else [])]
+
+
+def unread(table: Any, index: Indices) -> Columns:
+    """The columns of some rows of a table, as values of Python."""
+    rows = table.take(library("a Parquet file").array(index))
+    return {name: rows.column(name).to_pylist() for name in rows.column_names}
 
 
 def values(table: Any, index: Indices, url: str) -> Columns:

@@ -29,7 +29,8 @@ PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 @dataclass(frozen=True)
 class Reader:
     """Opens files of one format. `cache`: the folder of their indices; `separator`, a name: of csv; `text`: the column
-    that is read is one of text; `split`: of a dataset of Hugging Face.
+    that is read is one of text; `split`: of a dataset of Hugging Face; `raw`: columns are read as they are, of any
+    kind.
     """
 
     format: str
@@ -37,6 +38,7 @@ class Reader:
     separator: str = "comma"
     text: bool = False
     split: str | None = None
+    raw: bool = False
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
@@ -67,10 +69,10 @@ class Reader:
 
         def one(url: str) -> File:
             if self.format == "hf":
-                return arrowfile.ArrowFile(url, columns, self.cache)
+                return arrowfile.ArrowFile(url, columns, self.cache, self.raw)
             if self.format == "parquet":
-                return parquetfile.ParquetFile(url, columns, self.cache, groups)
-            return linefile.LineFile(url, self._form, columns, self.cache)
+                return parquetfile.ParquetFile(url, columns, self.cache, groups, self.raw)
+            return linefile.LineFile(url, self._form, columns, self.cache, self.raw)
 
         with ThreadPoolExecutor(STREAMS) as pool:
             return list(pool.map(one, urls))
@@ -78,7 +80,9 @@ class Reader:
     def has_changed(self, url: str, columns: Sequence[str]) -> bool:
         """Whether a file is another than when its index was made, and not only longer. Raises PreflightError."""
         known = {"hf": arrowfile.how, "parquet": parquetfile.how}
-        how = known[self.format](columns) if self.format in known else linefile.how(self._form, columns)
+        how = linefile.how(self._form, columns, self.raw)
+        if self.format in known:
+            how = known[self.format](columns, self.raw)
         then = rowindex.outdated(self.cache, url, how)
         if then is None:
             return False

@@ -45,6 +45,10 @@ class File(Protocol):
         """The columns of rows of a block, by their place in it. Raises PreflightError for values that are missing."""
         ...
 
+    def where(self, row: int) -> str:
+        """Where a user finds a row of the file: its line, if it has one."""
+        ...
+
 
 def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
     """The files of paths, URLs and globs, in this order. Of several that one matches, those with these suffixes alone,

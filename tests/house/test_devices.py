@@ -143,6 +143,7 @@ WAITS_FOR = {
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "arrays of numpy: rows of files, and their order": (
+        "chat/files.py:TokenFile.read", "chat/files.py:_refuse", "chat/files.py:usable", "chat/making.py:tokens_of_file", "data/chat.py:Chat.batch",
         "data/mixture.py:Joined.take",
         "data/mixture.py:_merged",
         "data/rows.py:Table.__getitem__", "data/rows.py:Table._read", "data/documents.py:_rows", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",

@@ -19,7 +19,7 @@ FLOORS = (
     ("config",),
     ("cluster", "planned", "result"),
     ("storage",),
-    ("build", "weights", "tokenizer"),
+    ("build", "chat", "weights", "tokenizer"),
     ("recipe", "predict", "resolve", "dialect", "report", "testing"),
     ("mesh", "compose", "lifecycle"),
     ("backend", "model", "logger"),
@@ -37,7 +37,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "api", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
+    "__main__", "api", "build", "chat", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
     "resolve", "result", "secrets", "storage", "sweep", "tokenizer", "tracing", "verb", "weights",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""

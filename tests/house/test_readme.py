@@ -10,6 +10,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from chat import talks
 from data.files import rows, write
 
 from dtrain.cluster import Cluster
@@ -138,6 +139,7 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
+    "chat.md": {"pip install 'dtrain[hf,text,parquet]'": "test_the_command_of_conversations_runs"},
     "data.md": {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
@@ -278,6 +280,16 @@ def test_the_commands_of_tokens_run(tmp_path: Path) -> None:
     for line in block("docs/data.md", "python -m dtrain tokenize").splitlines():
         done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
         assert done.returncode == 0 and "digest " in done.stdout, done.stderr
+
+
+@pytest.mark.campaign("documents")
+def test_the_command_of_conversations_runs(tmp_path: Path) -> None:
+    talks.tokenizer(tmp_path / "model")
+    talks.write(tmp_path / "chats.jsonl", talks.talks(20))
+    llama = MODEL.partition("tokenizer =")[0].replace("300", "512")
+    assert commands.python("-c", llama, cwd=tmp_path).returncode == 0  # its threads end with it
+    words = shlex.split(block("docs/chat.md", "pip install").splitlines()[2].replace("<model>", "model"))[3:]
+    assert "finished after 3 steps" in trained(tmp_path, *words, "data.sequence=128", "steps=3", "batch=4")
 
 
 MODEL = """import tokenizers

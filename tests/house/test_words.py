@@ -45,6 +45,7 @@ WITH = {
     ("model", "cnn"): ("data=synthetic",),
     ("data", "spark"): ("data.path=rows",),
     ("data", "mixture"): ("data.of={a: {data: text}}", "data.weights={a: 1}"),
+    ("data", "chat"): ("data.path=chats.jsonl", "data.tokenizer=models/llama"),
     ("data", "hf"): ("data.path=saved", "data.targets=y", "objective=regression"),
     ("data", "jsonl"): ("data.path=rows.jsonl", "data.targets=y", "objective=regression"),
     ("data", "csv"): ("data.path=rows.csv", "data.targets=y", "objective=regression"),

@@ -1,0 +1,188 @@
+"""Rows as conversations. The kind of a row follows from the columns of its file:
+
+    messages        messages: [{role, content}, ...]
+    conversations   conversations: [{from, value}, ...], as ShareGPT has them
+    instruction     instruction, input (optional), output
+    prompt          prompt, completion
+    pairs           chosen, rejected, prompt (optional)
+
+`tools` (a list, or JSON of one) and `system` are read where a file has them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.chat.template import Message
+from dtrain.errors import WordsError, nearest
+
+KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "messages": (("messages",), ("tools",)),
+    "conversations": (("conversations",), ("system", "tools")),
+    "pairs": (("chosen", "rejected"), ("prompt", "system", "tools")),
+    "instruction": (("instruction", "output"), ("input", "system")),
+    "prompt": (("prompt", "completion"), ("system", "tools")),
+}
+"""Kind -> columns that a row has, and columns that it may have. The first kind that fits is taken."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+NAMES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "model": "assistant", "function_response": "tool", "observation": "tool", "tool_response": "tool",
+}  # fmt: skip
+"""Roles as ShareGPT calls them."""
+ANSWERS = "assistant"
+
+
+class BadRow(ValueError):
+    """A row is no conversation; says why."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`prompt`: the messages that are no answer; None if every message of the assistant is one."""
+
+    messages: Sequence[Message]
+    tools: Any = None
+    prompt: int | None = None
+
+
+def kind_of(names: Sequence[str], kind: str, renamed: Mapping[str, str], where: str) -> str:
+    """The kind of rows with columns of these `names`; `kind` is a kind, or auto. `renamed`: name here -> name in the
+    file. Raises WordsError.
+    """
+    if wrong := [name for name in renamed if not any(name in sum(each, ()) for each in KINDS.values())]:
+        every = dict.fromkeys(name for each in KINDS.values() for name in sum(each, ()))
+        raise WordsError(f"data.columns.{wrong[0]}: no row of a chat has such a column.{nearest(wrong[0], every)}")
+    if kind != "auto":
+        lacking = [each for name in KINDS[kind][0] if (each := renamed.get(name, name)) not in names]
+        if lacking:
+            raise WordsError(
+                f"{where} has no column {lacking[0]}, which data.kind={kind} reads.{nearest(lacking[0], names)}"
+            )
+        return kind
+    for each, (needed, _) in KINDS.items():
+        if all(renamed.get(name, name) in names for name in needed):
+            return each
+    known = "; ".join(f"{', '.join(needed)} (data.kind={each})" for each, (needed, _) in KINDS.items())
+    near = next((f" Did you mean {n}?" for name in names if (n := _near(name))), "")
+    raise WordsError(
+        f"{where} has the columns {', '.join(names)}, which are no conversations.{near} Known: {known}. Type "
+        "data.columns.<name>=<its name in the file> for columns of other names."
+    )
+
+
+def columns_of(kind: str, names: Sequence[str], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Name here -> column of the file, of all that is read."""
+    needed, optional = KINDS[kind]
+    columns = {name: renamed.get(name, name) for name in (*needed, *optional)}
+    return {name: column for name, column in columns.items() if name in needed or name in renamed or column in names}
+
+
+def conversations(kind: str, row: Mapping[str, Any], known: Sequence[str] = ROLES) -> list[Conversation]:
+    """The conversation of a row, or the two of a pair: the chosen one first. `known`: roles. Raises BadRow."""
+    tools = _tools(row.get("tools"))
+    if kind in ("messages", "conversations"):
+        messages = _system(row, _messages(row[kind], known, kind))
+        if not messages:
+            raise BadRow("the conversation is empty")
+        return [Conversation(messages, tools)]
+    if kind == "instruction":
+        asked = "\n\n".join(_text(row[name], name) for name in ("instruction", "input") if row.get(name))
+        answer = {"role": ANSWERS, "content": _text(row["output"], "output")}
+        turn: list[Message] = [{"role": "user", "content": asked}, answer]
+        return [Conversation(_system(row, turn), tools)]
+    if kind == "prompt":
+        prompt = _system(row, _turn(row["prompt"], "user", known, "prompt"))
+        return [_answered(prompt, _turn(row["completion"], ANSWERS, known, "completion"), tools, "completion")]
+    return _pair(row, known, tools)
+
+
+def _pair(row: Mapping[str, Any], known: Sequence[str], tools: Any) -> list[Conversation]:
+    both = [_turn(row[name], ANSWERS, known, name) for name in ("chosen", "rejected")]
+    begun = all(each and each[0]["role"] != ANSWERS for each in both)
+    if row.get("prompt") is None or (begun and isinstance(row["prompt"], str)):
+        if not begun:
+            raise BadRow("there is no prompt, and chosen does not begin with one: give a column prompt, or messages")
+        shared = next((n for n, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
+        prompt, both = both[0][:shared], [each[shared:] for each in both]
+    else:
+        prompt = _turn(row["prompt"], "user", known, "prompt")
+    prompt = _system(row, prompt)
+    return [_answered(prompt, each, tools, name) for name, each in zip(("chosen", "rejected"), both, strict=True)]
+
+
+def _answered(prompt: list[Message], answer: list[Message], tools: Any, name: str) -> Conversation:
+    if not prompt:
+        raise BadRow("the prompt is empty")
+    if not answer:
+        raise BadRow(f"{name} has no message after the prompt")
+    return Conversation([*prompt, *answer], tools, len(prompt))
+
+
+def _turn(value: Any, role: str, known: Sequence[str], name: str) -> list[Message]:
+    """A text as one message, or messages as they are."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, known, name)
+
+
+def _messages(value: Any, known: Sequence[str], name: str) -> list[Message]:
+    value = _parsed(value)
+    if not isinstance(value, list):
+        raise BadRow(f"{name} is {_said(value)}, not a list of messages")
+    return [_message(each, number, known) for number, each in enumerate(value, 1)]
+
+
+def _message(value: Any, number: int, known: Sequence[str]) -> Message:
+    if not isinstance(value, Mapping):
+        raise BadRow(f"message {number} is {_said(value)}, not an object such as {{role: user, content: ...}}")
+    message = {str(key): each for key, each in value.items() if each is not None}
+    if "role" not in message and "from" in message:
+        role, content = message.pop("from"), message.pop("value", "")
+        message = {"role": NAMES.get(role, role) if isinstance(role, str) else role, "content": content, **message}
+    if "role" not in message:
+        raise BadRow(f"message {number} has no role: it has {', '.join(message) or 'nothing'}")
+    if not isinstance(message["role"], str) or message["role"] not in known:
+        role = str(message["role"])[:40]
+        raise BadRow(f"message {number} has the role {role!r}, which is not known.{nearest(role, known)}")
+    if not {"content", "tool_calls", "thinking", "reasoning_content", "reasoning"} & message.keys():
+        raise BadRow(f"message {number} has no content: it has {', '.join(message)}")
+    return message
+
+
+def _system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+    system = row.get("system")
+    return [{"role": "system", "content": _text(system, "system")}, *messages] if system else messages
+
+
+def _tools(value: Any) -> Any:
+    value = _parsed(value)
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise BadRow(f"tools is {_said(value)}, not a list")
+    return value
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a text that is JSON: columns of objects are often written as one."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{name} is {_said(value)}, not text")
+    return value
+
+
+def _said(value: Any) -> str:
+    return "missing" if value is None else f"{str(value)[:40]!r}"
+
+
+def _near(name: str) -> str:
+    hint = nearest(name, [column for needed, _ in KINDS.values() for column in needed])
+    return hint.removeprefix(" Did you mean ").rstrip("?") if "Did you mean" in hint else ""

@@ -1,0 +1,211 @@
+"""Conversations: the answers of the assistant are learnt, everything else is read.
+
+    data=chat data.path=chats.jsonl data.tokenizer=<a folder of Hugging Face>            # messages, instructions, ...
+    data=chat data.path=pairs.parquet data.tokenizer=<...> objective=dpo                 # chosen and rejected
+
+A sample is a row: inputs [T] are its first data.sequence tokens, and a target is the next token if that counts. Of
+pairs inputs are {input_ids: [2, T], attention_mask: [2, T]} and targets [2, T], the chosen conversation first.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dtrain.chat import files
+from dtrain.chat.files import TokenFile
+from dtrain.chat.tokenizer import Tokenizer, described
+from dtrain.data import IGNORE, Batch, Indices, Loading
+from dtrain.data.collate import MASK
+from dtrain.data.split import Scattered
+from dtrain.errors import PreflightError
+
+STEP = 64
+"""Rows that are padded to the longest of them are as long as a multiple of this: few shapes, which any mesh divides."""
+
+
+class Chat:
+    """A Source of conversations. Its files are opened when a sample is first needed: text is generated without them.
+    Raises PreflightError and WordsError.
+    """
+
+    dense = False
+    loading: Loading = "thread"
+
+    def __init__(
+        self, *, path: str | Sequence[str], kind: str, columns: Mapping[str, str], split: str | None, tokenizer: str,
+        template: str | None, template_args: Mapping[str, Any], date: str | None, train_on: str, sequence: int,
+        long: str, padding: str, padding_token: int | None, mask: bool, holdout: float, cache: str | None,
+    ) -> None:  # fmt: skip
+        self._words: Mapping[str, Any] = {
+            "path": path, "kind": kind, "columns": columns, "split": split, "train_on": train_on, "date": date,
+            "template_args": template_args, "sequence": sequence, "long": long, "cache": cache,
+        }  # fmt: skip
+        self.sequence = sequence
+        """The most tokens of a sample."""
+        self._described = described(tokenizer, template)
+        self._tokenizer = Tokenizer(self._described)
+        self._padding, self._pad, self._mask, self._holdout = padding, padding_token, mask, holdout
+        self._seen: int | None = None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab": self._tokenizer.vocab}
+
+    @property
+    def fingerprint(self) -> str:
+        return self._print(self._rows)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    @property
+    def lengths(self) -> Indices:
+        """The tokens of each sample, at most data.sequence; of a pair those of the longer one."""
+        return self.lengths_of(self.part)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        return self.batch(self.part.original(index))
+
+    def holdout(self) -> "Heldout | None":
+        return Heldout(self) if self.part.rest() else None
+
+    def as_of(self, fingerprint: str) -> list[str] | None:
+        """Become the source of the rows that files had before others were added."""
+        rows = re.fullmatch(r"chat-(\d+)-\w+", fingerprint)
+        if not rows or not 0 < int(rows[1]) < self._whole or self._print(int(rows[1])) != fingerprint:
+            return None
+        self._seen = int(rows[1])
+        for name in ("part", "_usable"):
+            self.__dict__.pop(name, None)
+        return [
+            f"{self._whole - self._rows} rows were added since this run began, which goes on with the {self._rows} "
+            "that it has. To train on all type out=<another place>."
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+    def prompts(self, messages: Sequence[Any]) -> tuple[list[list[int]], set[int]]:
+        """The tokens of conversations to be answered, and the tokens that end an answer. Raises PreflightError."""
+        return files.rendered(self._described, messages, self._words["template_args"], self._words["date"])
+
+    def lengths_of(self, split: Scattered) -> Indices:
+        rows = self._usable[split.original(np.arange(len(split)))]
+        lengths: Indices = np.concatenate([file.lengths.max(1) for file in self._files])[rows]
+        return np.minimum(lengths, self.sequence)
+
+    def batch(self, samples: Indices) -> Batch:
+        """The batch of some of the rows that are samples."""
+        parts = list[tuple[NDArray[Any], NDArray[Any]]]()
+        for row in self._usable[samples].tolist():
+            number = int(np.searchsorted(self._ends, row, side="right"))
+            before = int(self._ends[number - 1]) if number else 0
+            parts += self._files[number].read(row - before, self.sequence)
+        tokens = self.sequence
+        if self._padding == "longest":
+            tokens = min(tokens, STEP * -(-max(len(each) for each, _ in parts) // STEP))
+        inputs = np.full((len(parts), tokens), self._fill, np.int64)
+        targets, mask = np.full_like(inputs, IGNORE), np.zeros_like(inputs)
+        for number, (row, counts) in enumerate(parts):
+            inputs[number, : len(row)], mask[number, : len(row)] = row, 1
+            targets[number, : len(row) - 1] = np.where(counts[1:] == 1, row[1:].astype(np.int64), IGNORE)
+        is_pair = len(parts) > len(samples)
+        shape = (len(samples), 2, tokens) if is_pair else (len(samples), tokens)
+        ids, hides, wanted = (torch.from_numpy(each.reshape(shape)) for each in (inputs, mask, targets))
+        named = {"input_ids": ids, MASK: hides} if is_pair or self._mask else ids
+        return {"inputs": named, "targets": wanted}
+
+    @property
+    def _fill(self) -> int:
+        known = (self._pad, self._tokenizer.number("pad_token"), self._tokenizer.number("eos_token"), 0)
+        return next(number for number in known if number is not None)
+
+    @cached_property
+    def _files(self) -> list[TokenFile]:
+        return files.opened(*files.job_of(self._words, self._described))
+
+    @cached_property
+    def _ends(self) -> Indices:
+        return np.cumsum([len(file) for file in self._files])
+
+    @property
+    def _whole(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def _rows(self) -> int:
+        return self._whole if self._seen is None else self._seen
+
+    @cached_property
+    def _usable(self) -> Indices:
+        return np.flatnonzero(files.usable(self._files, self._words)[: self._rows])
+
+    @cached_property
+    def part(self) -> Scattered:
+        """The samples that are trained on, of all."""
+        if not len(self._usable):
+            raise PreflightError(f"data.path={self._files[0].url}: no row is a sample. Type a larger data.sequence.")
+        return Scattered.of(len(self._usable), self._holdout)
+
+    def _print(self, rows: int) -> str:
+        """The fingerprint of the first rows: the same as when there were no others."""
+        how = [*self._files[0].job.how, self.sequence, self._words["long"]]
+        digest, left = hashlib.sha256(json.dumps(how, sort_keys=True).encode()), rows
+        for file in self._files:
+            if left > 0 and len(file):
+                digest.update(file.rows.digest(min(left, len(file))).encode())
+            left -= len(file)
+        return f"chat-{rows}-{digest.hexdigest()[:32]}"
+
+
+class Heldout:
+    """A Source of the samples that a Chat holds out."""
+
+    dense = False
+    loading: Loading = "thread"
+
+    def __init__(self, of: Chat) -> None:
+        self._of, self.sequence = of, of.sequence
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self._of.facts
+
+    @property
+    def fingerprint(self) -> str:
+        return self._of.fingerprint
+
+    @property
+    def lengths(self) -> Indices:
+        return self._of.lengths_of(self._split)
+
+    @property
+    def _split(self) -> Scattered:
+        rest = self._of.part.rest()
+        assert rest is not None
+        return rest
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        return self._of.batch(self._split.original(index))
+
+    def holdout(self) -> None:
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        return self._of.encode(text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._of.decode(tokens)

@@ -101,6 +101,18 @@ class Blocks:
             index[here] = self._walk(positions[here] % len(self), _mix64(_mix64(seed) ^ epoch))
         return index, epochs
 
+    def after(self, position: int, *, seed: int) -> Indices:
+        """The blocks whose rows are shuffled together after those of a position, in this pass or the next."""
+        epoch, offset = divmod(position, len(self))
+        blocks, ends, windows = _route(self, _mix64(_mix64(seed) ^ epoch))
+        number = int(np.searchsorted(windows, offset, side="right")) + 1
+        if number == len(windows):
+            number = 0
+            blocks, ends, windows = _route(self, _mix64(_mix64(seed) ^ (epoch + 1)))
+        begin = int(windows[number - 1]) if number else 0
+        there: Indices = blocks[(ends > begin) & (ends <= windows[number])]
+        return there
+
     def rest(self) -> "Blocks | None":
         other = replace(self, held=True)
         return other if not self.held and len(other) else None

@@ -1,7 +1,10 @@
-"""Token files, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once."""
+"""Token files, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once. Or the
+shards of `dtrain tokenize`, which are read block by block from any storage, held against their digests.
+"""
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.data import Batch, Indices
+from dtrain.data.order import samples
+from dtrain.data.split import Blocks as Order
 from dtrain.data.text import cache_folder
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import store, tokenfile
+from dtrain.tokenizer import shards
+from dtrain.tokenizer.blocks import Blocks, ShardTokens
+
+CACHE_SIZE = 10 << 30
+TOGETHER = 4
+"""Blocks in a stretch. Its last window goes on in a further one, which is read for it as well."""
 
 
 class Tokens(Corpus):
-    """A Source of windows of tokens; windows never cross from one file into the next. `sequence` in tokens."""
+    """A Source of windows of tokens; windows never cross from one file into the next. `sequence` in tokens,
+    `cache_size` in bytes of shards of other storage.
+    """
 
     def __init__(
         self,
@@ -29,18 +42,59 @@ class Tokens(Corpus):
         sequence: int,
         dtype: str,
         cache: str | None,
+        cache_size: int = CACHE_SIZE,
     ) -> None:
         if dtype not in tokenfile.KINDS:
             raise WordsError(f"data.dtype={dtype} is not a type of a .bin file. Allowed: {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
         self._cache = Path(cache).expanduser() if cache else cache_folder()
+        self._cache_size = cache_size
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: list[tuple[int, int]] = []
+        """The blocks that were last asked for ahead of their turn."""
+
+    @cached_property
+    def _shards(self) -> Blocks | None:
+        """The blocks of `path`, if it is that of shards."""
+        return self._opened(self._path)
 
     @cached_property
     def _windows(self) -> Windows:
-        arrays = self._open(self._path)
-        train, kept = (arrays, self._open(self._holdout_path)) if self._holdout_path else split(arrays, self._part)
-        return Windows(train, self._sequence, self._vocab, f"{_digest(arrays)}-{self._sequence}-{self._part}", kept)
+        arrays = self._open(self._path, self._shards)
+        kept_at = self._holdout_path
+        train, kept = (arrays, self._open(kept_at, self._opened(kept_at))) if kept_at else split(arrays, self._part)
+        digest = self._shards.manifest.digest if self._shards else _digest(arrays)
+        return Windows(train, self._sequence, self._vocab, f"{digest}-{self._sequence}-{self._part}", kept)
+
+    @cached_property
+    def _order(self) -> tuple[Order, list[list[tuple[int, int]]]]:
+        """The order of windows of shards, by stretches of TOGETHER blocks, and the shard and number of each block of a
+        stretch.
+        """
+        assert self._shards is not None
+        tokens, block = self._shards.tokens, int(self._shards.manifest.facts["block"])
+        size = max(1, TOGETHER * tokens // self._sequence)
+        sizes, places = list[int](), list[list[tuple[int, int]]]()
+        for shard, windows in enumerate(self._windows.counts.tolist()):
+            for first in range(0, windows, size):
+                sizes.append(min(size, windows - first))
+                begin, end = first * self._sequence, (first + sizes[-1]) * self._sequence
+                places.append([(shard, number) for number in range(begin // tokens, end // tokens + 1)])
+        weights = (count * self._sequence * block // tokens for count in sizes)
+        return Order(tuple(sizes), tuple(weights), 0.0), places
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        """Shards go block by block, and the windows of neighbours are shuffled, so that few blocks are read at a
+        time.
+        """
+        if self._shards is None:
+            return samples(positions, n=len(self), seed=seed)
+        order, places = self._order
+        if not store.is_local(self._path) and len(positions):
+            after = order.after(int(positions.max()), seed=seed)
+            self._read_ahead([each for stretch in after.tolist() for each in places[stretch]])
+        return order.order(positions, seed=seed)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         batch = super().take(index, epoch)
@@ -49,16 +103,44 @@ class Tokens(Corpus):
 
     def holdout(self) -> Windows | None:
         kept = super().holdout()
-        if kept:
+        files = [array for array in kept.arrays if isinstance(array, np.ndarray)] if kept else []
+        if files:
             key = f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}"
-            self._check(key, kept.arrays)
+            self._check(key, files)
         return kept
+
+    @property
+    def documents(self) -> list[tuple[Any, NDArray[np.int64]]]:
+        """The tokens of each shard, those that are held out too, and where in it each document ends; none of files."""
+        if self._shards is None:
+            return []
+        manifest = self._shards.manifest
+        arrays = self._open(self._path, self._shards)
+        return [(array, shards.ends_of(manifest, each)) for array, each in zip(arrays, manifest.shards, strict=True)]
+
+    def _read_ahead(self, blocks: list[tuple[int, int]]) -> None:
+        if blocks != self._ahead:
+            assert self._shards is not None
+            self._thread = self._thread or ThreadPoolExecutor(1, "dtrain-ahead")
+            self._ahead = blocks
+            self._thread.submit(self._shards.ahead, blocks)
 
     def _check(self, place: str, tokens: Sequence[NDArray[Any]]) -> None:
         if problem := tokenfile.outside(tokens, self._vocab):
             raise PreflightError(f"{place}: {problem}")
 
-    def _open(self, path: str) -> list[NDArray[Any]]:
+    def _opened(self, path: str) -> Blocks | None:
+        if not shards.is_manifest(path):
+            return None
+        manifest = shards.read(path)
+        if problem := manifest.problem():
+            raise PreflightError(f"{manifest.folder}: {problem}")
+        return Blocks(manifest, self._cache, self._cache_size)
+
+    def _open(self, path: str, blocks: Blocks | None) -> list[Any]:
+        if blocks is not None:
+            found = enumerate(blocks.manifest.shards)
+            return [ShardTokens(blocks, number, 0, each["tokens"]) for number, each in found]
         urls = store.find(path)
         if not urls:
             raise StoreError.during("find", path, "no file is there")

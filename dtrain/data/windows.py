@@ -5,6 +5,7 @@ tokens.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,14 @@ class Windows:
         return int(self._ends[-1])
 
     @property
-    def _ends(self) -> NDArray[np.int64]:
+    def counts(self) -> NDArray[np.int64]:
+        """The windows of each array."""
         spare = self.sequence if self.shifting else 1
-        return np.cumsum([max(0, (len(array) - spare) // self.sequence) for array in self.arrays])
+        return np.array([max(0, (len(array) - spare) // self.sequence) for array in self.arrays], np.int64)
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum(self.counts)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         """`inputs` and `targets`, both [B, T] int64."""

@@ -28,6 +28,8 @@ FEWEST_FILES, TASKS = 32, 16
 """Open files of a single rank, and its threads beside those that compute."""
 LOOKED_AT = 1 << 24
 """Tokens of a file that are checked before the launch: ranks check those they train on."""
+PADDED = 128
+"""The vocabulary of a model may be padded to a multiple of it."""
 LONGEST = 400
 """The most letters of a path in a message."""
 
@@ -160,6 +162,11 @@ def _address(plan: Plan) -> Iterable[str]:
 
 def _data(plan: Plan) -> Iterable[str]:
     def problem(part: Part, path: str) -> str:
+        if about(part).get("files") == "tokens":
+            from dtrain.tokenizer import shards  # numpy, as below
+
+            if shards.is_manifest(path):
+                return _shards(part, path)
         files = store.find(path)
         return _tokens(part, files) if files else "no file is there."
 
@@ -211,6 +218,20 @@ def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterabl
         text = str(error)
     if text:
         yield f"{key}={cut(url, LONGEST)}: {text}"
+
+
+def _shards(part: Part, path: str) -> str:
+    """The problem with token shards, if any: one that is not there, or the vocabulary of another tokenizer."""
+    from dtrain.tokenizer import shards
+
+    manifest = shards.read(path)
+    vocab = int(manifest.facts["vocab"])
+    if not vocab <= part["vocab"] <= -(-vocab // PADDED) * PADDED:
+        return (
+            f"its tokens are of a tokenizer with {vocab}, not of data.vocab={part['vocab']}. Type data.vocab={vocab}, "
+            f"or a multiple of 64 or 128 above it."
+        )
+    return manifest.problem()
 
 
 def _tokens(part: Part, files: Sequence[str]) -> str:

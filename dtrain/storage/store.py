@@ -96,7 +96,9 @@ def parts(url: str, begins: Sequence[int], count: int) -> list[bytes]:
         with on_disk("read", url, lambda path: a_file(path).open("rb")) as file:
             return on_disk("read", url, lambda path: [file.read(count) for begin in begins if file.seek(begin) >= 0])
     ends = [begin + count for begin in begins]
-    return elsewhere("read", url, lambda fs, path: fs.cat_ranges([path] * len(ends), list(begins), ends))
+    return elsewhere(
+        "read", url, lambda fs, path: fs.cat_ranges([path] * len(ends), list(begins), ends, on_error="raise")
+    )
 
 
 def opened(url: str, act: Callable[[Any], T]) -> T:

@@ -9,6 +9,8 @@ import pytest
 
 from dtrain.data.tokens import Tokens
 from dtrain.errors import PreflightError, StoreError, WordsError
+from dtrain.tokenizer import shards
+from dtrain.tokenizer.pool import Encoded
 
 
 @pytest.fixture
@@ -114,3 +116,65 @@ def test_a_remote_file_is_copied_once(tmp_path: Path, tokens: Any) -> None:
     before = copy.stat().st_mtime_ns
     assert first(tokens("memory://far/a.bin")) == [0, 1, 2, 3]
     assert [(path, path.stat().st_mtime_ns) for path in (tmp_path / "cache").iterdir()] == [(copy, before)]
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Shards of 400 tokens in documents of 100; token i is i."""
+    monkeypatch.setattr(shards, "BLOCK", 160)
+    about = {"tokenizer": "t", "vocab": 1000, "dtype": "uint16", "path": "texts"}
+
+    def make(to: str) -> str:
+        groups = (Encoded(np.array([60, 40]), np.arange(at, at + 100, dtype=np.uint16)) for at in range(0, 1000, 100))
+        shards.Writer(to, identity="x", size=800, about=about).write(groups, tell=lambda shard: None)
+        return to
+
+    return make
+
+
+@pytest.mark.parametrize("storage", ["local", "memory"])
+def test_shards_are_read_from_any_storage_in_the_same_order(
+    tmp_path: Path, tokens: Any, sharded: Any, storage: str
+) -> None:
+    source = tokens(sharded(str(tmp_path / "to") if storage == "local" else f"memory://{tmp_path.name}"))
+    assert len(source) == 99 + 99 + 49
+    index, epoch = source.order(np.arange(2 * len(source)), seed=3)
+    for each in (0, 1):
+        mine = index[epoch == each]
+        assert sorted(mine.tolist()) == list(range(len(source))) != mine.tolist()
+    batch = source.take(index[:247], epoch[:247])
+    rows = np.concatenate([batch["inputs"].numpy(), batch["targets"].numpy()[:, -1:]], 1)
+    assert (np.diff(rows) == 1).all()
+    assert {*batch["inputs"].flatten().tolist()} == {*range(396), *range(400, 796), *range(800, 996)}
+    plain = tokens(sharded(str(tmp_path / "other")))
+    assert (
+        plain.fingerprint == source.fingerprint and plain.order(np.arange(9), seed=3)[0].tolist() == index[:9].tolist()
+    )
+
+
+def test_few_blocks_of_shards_are_read_at_a_time(tmp_path: Path, tokens: Any, sharded: Any) -> None:
+    source = tokens(sharded(str(tmp_path / "to")))
+    index, _ = source.order(np.arange(80), seed=0)
+    stretches = index // 80  # four blocks of 80 tokens are 80 windows
+    assert len({*stretches[:79].tolist()}) <= 4
+
+
+def test_documents_of_shards_have_their_ends(tmp_path: Path, tokens: Any, sharded: Any) -> None:
+    documents = tokens(sharded(str(tmp_path / "to"))).documents
+    assert [ends.tolist() for _, ends in documents] == [
+        [60, 100, 160, 200, 260, 300, 360, 400], [60, 100, 160, 200, 260, 300, 360, 400], [60, 100, 160, 200],
+    ]  # fmt: skip
+    assert documents[2][0][np.array([0, 199])].tolist() == [800, 999]
+
+
+def test_the_end_of_shards_is_held_out(tmp_path: Path, tokens: Any, sharded: Any) -> None:
+    source = tokens(sharded(str(tmp_path / "to")), holdout=0.3)
+    assert first(source.holdout()) == [700, 701, 702, 703]
+    assert source.take(np.arange(len(source)), np.zeros(len(source), np.int64))["targets"].max() < 700
+
+
+def test_a_shard_that_is_not_whole_is_refused_by_name(tmp_path: Path, tokens: Any, sharded: Any) -> None:
+    to = sharded(str(tmp_path / "to"))
+    (tmp_path / "to/tokens-00001.bin").write_bytes(b"short")
+    with pytest.raises(PreflightError, match=r"tokens-00001\.bin has 5 bytes, and tokens\.json says 800"):
+        len(tokens(to))

@@ -146,7 +146,7 @@ WAITS_FOR = {
         "chat/files.py:TokenFile.read", "chat/files.py:_refuse", "chat/files.py:usable", "chat/making.py:tokens_of_file", "data/chat.py:Chat.batch",
         "data/mixture.py:Joined.take",
         "data/mixture.py:_merged",
-        "data/rows.py:Table.__getitem__", "data/rows.py:Table._read", "data/documents.py:_rows", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
+        "data/rows.py:Table.__getitem__", "data/rows.py:Table._read", "data/documents.py:_rows", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),

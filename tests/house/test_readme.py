@@ -277,9 +277,11 @@ def test_the_commands_of_tokens_run(tmp_path: Path) -> None:
     texts(tmp_path / "texts", 20)
     written(tmp_path / "tokenizer.json")
     write(tmp_path / "rows/a.parquet", rows())
+    small = ["steps=2", "hook=[]", "data.sequence=16", "model.layers=1", "out=run"]
     for line in block("docs/data.md", "python -m dtrain tokenize").splitlines():
-        done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
-        assert done.returncode == 0 and "digest " in done.stdout, done.stderr
+        words = shlex.split(line)[3:]
+        done = commands.run(*words, *(small if words[0] != "tokenize" else []), cwd=tmp_path)
+        assert done.returncode == 0 and ("digest " in done.stdout or words[0] != "tokenize"), done.stderr
 
 
 @pytest.mark.campaign("documents")

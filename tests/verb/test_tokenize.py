@@ -135,6 +135,48 @@ def test_s3_gets_the_same(tmp_path: Path, s3: str) -> None:
     ranks(1, digest)
 
 
+def test_a_tokenizer_of_another_vocabulary_is_refused_before_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "to"
+    run([str(texts(tmp_path / "texts", 30)), f"to={to}", f"tokenizer={written(tmp_path / 't.json')}"])
+    words = ["data=tokens", f"data.path={to}", "model.layers=1", "data.sequence=16", f"out={tmp_path / 'run'}"]
+    assert main([*words, "data.vocab=50257"]) == 3
+    assert "its tokens are of a tokenizer with 300, not of data.vocab=50257. Type data.vocab=300" in (
+        capsys.readouterr().err
+    )
+    (to / "tokens-00000.bin").write_bytes(b"torn")
+    assert main([*words, "data.vocab=320"]) == 3
+    assert "tokens-00000.bin has 4 bytes, and tokens.json says" in capsys.readouterr().err
+
+
+@pytest.mark.campaign("network")
+def test_shards_on_s3_train_as_those_on_disk(tmp_path: Path, s3: str) -> None:
+    """Two ranks, resumed as one; every block comes by a range of its file."""
+    words = [str(texts(tmp_path / "texts", 60)), f"tokenizer={written(tmp_path / 't.json')}"]
+    losses = []
+    for to in (str(tmp_path / "to"), f"{s3}/{tmp_path.name}-tokens"):
+        assert commands.run("tokenize", *words, f"to={to}", cwd=tmp_path).returncode == 0
+        out = tmp_path / f"run{len(losses)}"
+        train = [
+            "data=tokens",
+            f"data.path={to}",
+            "data.vocab=300",
+            "data.sequence=16",
+            "model.layers=1",
+            "model.width=16",
+        ]
+        train += ["model.heads=2", "hook=[]", "steps=6", "batch=4", f"out={out}", f"data.cache={tmp_path / 'cache'}"]
+        several = ["devices=2", "strategy=ddp", "stop_after=3"] if losses else ["devices=1"]
+        for each in (several, ["devices=1"]) if losses else (several,):
+            done = commands.run(*train, *each, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        losses.append([json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()])
+    assert len(losses[0]) == len(losses[1]) == 6
+    assert losses[1] == pytest.approx(losses[0], abs=2e-6)
+    assert list((tmp_path / "cache").rglob("*.block"))
+
+
 @pytest.mark.campaign("kills")
 def test_killed_twenty_times_it_ends_with_the_same_digest(tmp_path: Path) -> None:
     """Nine times in ten all of it, else one process that encodes; as with one process that nobody kills."""

@@ -73,6 +73,13 @@ class Growing(Protocol):
         ...
 
 
+@runtime_checkable
+class Noted(Protocol):
+    """A source that has something to say when a run begins."""
+
+    notes: list[str]
+
+
 class TextSource(Source, Protocol):
     """A source of text as tokens."""
 
@@ -81,4 +88,4 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["IGNORE", "Batch", "Growing", "Indices", "Loading", "Ordered", "Source", "Tensor", "TextSource"]
+__all__ = ["IGNORE", "Batch", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor", "TextSource"]

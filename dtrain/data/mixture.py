@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Loading, Ordered, Source
+from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, samples
@@ -64,6 +64,11 @@ class Joined:
     @property
     def fingerprint(self) -> str:
         return json.dumps({name: source.fingerprint for name, source in self.of.items()})
+
+    @property
+    def notes(self) -> list[str]:
+        noted = {name: source for name, source in self.of.items() if isinstance(source, Noted)}
+        return [f"data.of.{name}: {note}" for name, source in noted.items() for note in source.notes]
 
     def __len__(self) -> int:
         return int(self.ends[-1])

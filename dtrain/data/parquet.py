@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
 from dtrain.data.split import Blocks
 from dtrain.storage.rowfile import Reader
@@ -16,8 +17,8 @@ from dtrain.storage.rowindex import File, folder
 
 def build(
     *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
-    outputs: int | None, pad: float | None, length: int | None, cache: str | None,
-) -> Rows:  # fmt: skip
+    outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None, cache: str | None,
+) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a file that cannot be read."""
 
     def split(files: Sequence[File], rows: int) -> Blocks:
@@ -26,7 +27,8 @@ def build(
         return Blocks(tuple(sizes[:blocks]), tuple(weights[:blocks]), holdout)
 
     reader = Reader("parquet", folder(cache))
-    return Rows(
+    rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
         length=length, split=split,
     )  # fmt: skip
+    return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

@@ -2,17 +2,20 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dtrain.data import IGNORE
 from dtrain.data.dataset import Dataset
+from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowindex
+from dtrain.storage import rowfile, rowindex, rowlengths
 from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
 
@@ -36,7 +39,7 @@ class Rows(Dataset):
         table = Table(files, [named] if isinstance(named, str) else named, targets)
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
-        self._files, self._seen = files, len(table)
+        self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
@@ -46,6 +49,53 @@ class Rows(Dataset):
     @property
     def fingerprint(self) -> str:
         return self._print(self._seen)
+
+    @property
+    def part(self) -> Split:
+        """The rows that are trained on."""
+        return self._split
+
+    @property
+    def outputs(self) -> int | None:
+        """Classes or tokens, if they were given."""
+        return self._outputs
+
+    @property
+    def ends(self) -> Indices:
+        """The number of rows up to the end of each block."""
+        return self._table.ends
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """The number of tokens of every row. Raises WordsError if rows are not of tokens."""
+        names = self._table.columns
+        rowfile.check_tokens(self._files, names)
+        return np.concatenate([rowlengths.of(file, names[0], self._cache) for file in self._files])
+
+    def tokens(self, index: Indices) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(tokens, targets) of rows, for rows of different lengths. Raises WordsError for targets that are not one per
+        token.
+        """
+        name, *_, target = [*self._table.columns, self._table.columns[-1]]
+        columns = self._table.lists(index)
+        for row, tokens, targets in zip(index.tolist(), columns[name], columns[target], strict=True):
+            if np.ndim(tokens) != 1:
+                raise WordsError(
+                    f"data: row {row} has tokens of the shape {[*np.shape(tokens)]}. Name a column of lists."
+                )
+            if len(targets) != len(tokens):
+                raise WordsError(
+                    f"data: row {row} has {len(tokens)} tokens of {name}, but {len(targets)} of {target}. A packed row "
+                    "has one target per token."
+                )
+            if not self._shift:
+                yield tokens, targets
+                continue
+            if len(tokens) > ENOUGH and np.array_equal(targets[:-1], tokens[1:]) and len({*tokens.tolist()}) > 1:
+                raise WordsError(
+                    "data.shift=true: the targets of these samples are the next tokens already. Leave it out."
+                )
+            yield tokens, np.append(targets[1:], IGNORE)
 
     def as_of(self, fingerprint: str) -> list[str] | None:
         rows = re.fullmatch(r"rows-(\d+)-\w+", fingerprint)
@@ -78,11 +128,13 @@ class Table:
         self._inputs, self._target = inputs, target
         self._kinds = kinds(files, [*inputs, target], text=False)
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
-        self._ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
+        self.columns = [*dict.fromkeys([*inputs, target])]
+        """Inputs, then the target."""
+        self.ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
         self.classes = _classes(files, target) if self._kinds[target] == "whole" else None
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def __getitem__(self, index: int | Tensor) -> tuple[Any, Any]:
         """One row, or the columns of several."""
@@ -92,6 +144,12 @@ class Table:
             raise IndexError(index)
         inputs, target = self._sample(np.array([index]))
         return {name: part[0] for name, part in inputs.items()} if isinstance(inputs, dict) else inputs[0], target[0]
+
+    def lists(self, index: Indices) -> dict[str, list[Any]]:
+        """The columns of rows, each a list of their values."""
+        parts, back = self._parts(index)
+        rows = {name: [row for part in parts for row in part[name]] for name in self._kinds}
+        return {name: [each[place] for place in back] for name, each in rows.items()}
 
     def _sample(self, index: Indices) -> tuple[Any, Any]:
         columns = self._read(index)
@@ -103,16 +161,20 @@ class Table:
         return {name: columns[name] for name in self._inputs}, columns[self._target]
 
     def _read(self, index: Indices) -> dict[str, Any]:
-        owner = np.searchsorted(self._ends, index, side="right")
+        parts, back = self._parts(index)
+        return {name: self._joined(name, [part[name] for part in parts], back) for name in self._kinds}
+
+    def _parts(self, index: Indices) -> tuple[list[dict[str, Any]], Indices]:
+        """(the columns of these rows in each block, where each row is among them)."""
+        owner = np.searchsorted(self.ends, index, side="right")
         order, parts = list[NDArray[Any]](), list[dict[str, Any]]()
         for number in np.unique(owner).tolist():
             here = np.flatnonzero(owner == number)
             file, block = self._blocks[number]
-            begin = int(self._ends[number - 1]) if number else 0
+            begin = int(self.ends[number - 1]) if number else 0
             order.append(here)
             parts.append(file.read(block, index[here] - begin))
-        back = np.argsort(np.concatenate(order))
-        return {name: self._joined(name, [part[name] for part in parts], back) for name in self._kinds}
+        return parts, np.argsort(np.concatenate(order))
 
     def _joined(self, name: str, parts: list[Any], back: Indices) -> Any:
         kind = np.float32 if self._kinds[name].endswith("fraction") else np.int64

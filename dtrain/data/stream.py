@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Ordered, Source
+from dtrain.data import Batch, Growing, Indices, Noted, Ordered, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
@@ -65,8 +65,8 @@ class Stream:
         self._passed: set[int] = set()
         self._before = 0
         """Number of batches that the restored run skipped and that are not in `_passed`."""
-        self.notes: list[str] = []
-        """Sentences about data that has grown since the checkpoint that was restored."""
+        self.notes: list[str] = [*source.notes] if isinstance(source, Noted) else []
+        """Sentences about the data, and about what has grown since the checkpoint that was restored."""
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         self._end = end
         if len(source) < 1:
@@ -114,7 +114,8 @@ class Stream:
                 "the folder has checkpoints of two runs (dtrain checkpoint ls), remove those of one."
             )
         if state["fingerprint"] != mine["fingerprint"] and isinstance(self._source, Growing):
-            self.notes = self._source.as_of(state["fingerprint"]) or []
+            grown = self._source.as_of(state["fingerprint"]) or []
+            self.notes = [*grown, *(self._source.notes if isinstance(self._source, Noted) else [])]
             mine = self.state_dict()
         for key in ("samples", "fingerprint", "order", "batch"):
             if state[key] != mine[key]:

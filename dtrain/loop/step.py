@@ -15,8 +15,10 @@ from dtrain.errors import WordsError
 from dtrain.loop.agreement import Agreement
 from dtrain.mesh import Mesh
 from dtrain.model import seeds
+from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, loss_of
 from dtrain.parallel.context import Context
+from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.split_check import check_split
 from dtrain.precision import Precision
@@ -63,7 +65,7 @@ def make_step(
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
         compile.begin()
-        if context:
+        if context or not shapes:
             check(model, objective, share.microbatches[0], context, mesh, precision)
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
@@ -116,23 +118,26 @@ def _backward(loss: Tensor) -> None:
 
 
 def check(
-    model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision
+    model: nn.Module, objective: Objective, batch: Batch, context: Context | None, mesh: Mesh, precision: Precision
 ) -> None:
-    """Check a model before its sequence is split for the first time. Raises WordsError if parts of a sequence give
-    other outputs.
+    """Check a model before its first packed rows, and before its sequence is split for the first time. Raises
+    WordsError if it mixes documents, or if parts of a sequence give other outputs.
     """
 
-    def forward(batch: Batch, context: Context | None) -> Any:
+    def forward(batch: Batch, context: Context | None = None) -> Any:
         with precision.autocast(mesh.device), context.active() if context else nullcontext():
             return call(model, inputs_of(objective, batch, context))
 
-    check_split(model, batch, context, forward, mesh=mesh, precision=precision)
+    if is_packed(batch["inputs"]) and not (context and context.checked):
+        check_documents(model, batch, forward, mesh=mesh, precision=precision)
+    if context:
+        check_split(model, batch, context, forward, mesh=mesh, precision=precision)
 
 
 def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> Any:
     """The model's arguments; for a part of a sequence also the positions of its tokens."""
     inputs = objective.inputs(batch)
-    if context is None:
+    if context is None or is_packed(inputs):
         return inputs
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     positions = {"position_ids": context.position_ids(first.shape[1] * context.size)}

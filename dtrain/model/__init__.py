@@ -20,6 +20,7 @@ from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import split_like
+from dtrain.model import documents
 from dtrain.model.adapted import adapter_of
 from dtrain.model.patterns import freeze
 from dtrain.planned import Part
@@ -127,6 +128,8 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part 
     target = locate(str(part["_target_"]))
     patterns: Sequence[str] = () if takes_freeze(target) else part.pop("freeze", None) or ()
     model = _constructed(part, target, facts=facts, seed=seed)
+    if facts.get("documents"):
+        documents.check(model)
     freeze(model, patterns)
     if adapter:
         build(adapter)(model)

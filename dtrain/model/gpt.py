@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrain.model import documents
 from dtrain.model.cache import LayerCache
 
 
@@ -83,7 +84,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(width, kv_heads * self.head_width, bias=False)
         self.out = nn.Linear(heads * self.head_width, width, bias=False)
 
-    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         D = self.head_width
         q = self.q(x_BTC)  # a split sequence is whole here
         B, T = q.shape[:2]
@@ -98,7 +99,11 @@ class Attention(nn.Module):
             x_BHTD = self.cache.attend(q_BHTD, k_BKTD, v_BKTD)
         else:
             grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
-            x_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
+            if mask is not None and mask.is_floating_point():
+                mask = mask.to(q_BHTD.dtype)
+            x_BHTD = F.scaled_dot_product_attention(
+                q_BHTD, k_BKTD, v_BKTD, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+            )
         return self.out(x_BHTD.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -121,8 +126,8 @@ class Block(nn.Module):
         self.attention_norm, self.attention = RMSNorm(width), attention
         self.feed_forward_norm, self.feed_forward = RMSNorm(width), feed_forward
 
-    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), position_ids)
+    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), position_ids, mask)
         return x_BTC + self.feed_forward(self.feed_forward_norm(x_BTC))
 
 
@@ -144,11 +149,16 @@ class Decoder(nn.Module):
         if tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
-        x_BTC = self.embed(tokens_BT)
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """`position_ids` [B or 1, T]: where in its document each token stands (dtrain/model/documents.py); None: rows
+        are one document each.
+        """
+        x_BTC = self.embed(input_ids)
+        device = x_BTC.device.type
+        compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTC.dtype
+        mask = documents.mask(position_ids, compute)
         for block in self.blocks:
-            x_BTC = block(x_BTC, position_ids)
+            x_BTC = block(x_BTC, position_ids, mask)
         logits_BTV: Tensor = self.head(self.norm(x_BTC))
         return logits_BTV
 

@@ -42,6 +42,7 @@ from torch.autograd.function import once_differentiable
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.model import documents
 from dtrain.parallel import ring
 
 Method = Literal["ring", "ulysses"]
@@ -65,17 +66,24 @@ class Context:
         self.group, self.rank, self.size, self.method, self.device = group, rank, size, method, device
         self.checked = False
         """Whether a model was compared with itself on whole sequences (split_check.py)."""
+        self.packed = False
+        """Whether the rows of the newest batch hold several documents: its positions say so."""
+        self.held: Tensor | None = None
+        """`documents` of the forward that is running, for a model that builds its masks elsewhere."""
         self._positions: dict[int, Tensor] = {}
         self._calls = 0
+        self._seen: tuple[Tensor, Tensor] | None = None
+        """The newest documents of this rank's tokens, and which token attends to which in whole rows."""
 
     def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of a batch: every tensor [B, T, ...] is cut along dim 1, where T is the length of the first
         input with tokens; other tensors stay whole.
 
         Raises WordsError if T is not a multiple of 2 x size, and for a batch that cannot be split: an `attention_mask`
-        with zeros, `position_ids` other than 0 .. T - 1, targets that are not one per token.
+        with zeros, `position_ids` that are not those of documents, targets that are not one per token.
         """
         T = length_of(batch["inputs"], self.size)
+        self.packed = documents.is_packed(batch["inputs"])
         self._check_length(T)
 
         def cut(part: Any, name: str) -> Any:
@@ -102,6 +110,15 @@ class Context:
             self._positions[T] = self.cut(torch.arange(T, device=self.device)[None])
         return self._positions[T]
 
+    def documents(self, position_ids: Tensor) -> Tensor | None:
+        """A mask for `attention`: the documents of this rank's tokens, int64 [B, 1, 1, T]; None if rows are
+        one document each.
+        """
+        if not self.packed:
+            return None
+        places = self.position_ids(position_ids.shape[1] * self.size)
+        return documents.starts(position_ids, places)[:, None, None]
+
     def attention(
         self,
         query: Tensor,
@@ -113,7 +130,8 @@ class Context:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """F.scaled_dot_product_attention of this rank's tokens [B, H, T, D] over the whole sequence.
+        """F.scaled_dot_product_attention of this rank's tokens [B, H, T, D] over the whole sequence. `attn_mask`: None,
+        or `documents`; attention is causal in each.
 
         Raises WordsError for a mask, dropout, keys of another sequence, and heads that do not divide.
         """
@@ -123,8 +141,11 @@ class Context:
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.method == "ulysses":
-            return self._by_heads(query, key, value, is_causal, scale)
-        return ring.attention(query, key, value, is_causal, scale, ring.Ring(self.group, self.rank, self.size))
+            seen = None if attn_mask is None else self._whole(attn_mask)
+            return self._by_heads(query, key, value, is_causal, scale, seen)
+        held = None if attn_mask is None else attn_mask[:, 0, 0].contiguous()
+        causal = is_causal or held is not None
+        return ring.attention(query, key, value, causal, scale, ring.Ring(self.group, self.rank, self.size), held)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -141,7 +162,8 @@ class Context:
         torch.backends.mha.set_fastpath_enabled(False)
         _open.append(self)
         try:
-            yield
+            with documents.replaced(self.documents):
+                yield
         finally:
             _open.pop()
             F.scaled_dot_product_attention = replaced
@@ -165,7 +187,19 @@ class Context:
             first, second = self.rank, 2 * self.size - 1 - self.rank
         return torch.cat([parts[first], parts[second]], dim)
 
-    def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    def _whole(self, mine: Tensor) -> Tensor:
+        """Which token of whole rows attends to which, from the documents of each rank's tokens. All ranks call it; the
+        layers of a forward share it.
+        """
+        if self._seen is None or self._seen[0] is not mine:
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(parts, mine.contiguous(), group=self.group)
+            self._seen = mine, documents.sees(torch.cat(parts, 3)[:, 0, 0])
+        return self._seen[1]
+
+    def _by_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, seen: Tensor | None = None
+    ) -> Tensor:
         H, K = q.shape[1], k.shape[1]
         if H % self.size:
             raise WordsError(
@@ -176,7 +210,8 @@ class Context:
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():  # a mode such as that of strategy/reach.py would call the operator again
-            out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            causal = causal and seen is None
+            out = SDPA.decompose(q, k, v, seen, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_length(self, T: int) -> None:
@@ -194,15 +229,15 @@ class Context:
                 f"mesh.cp={self.size}: the attention_mask of the data hides tokens, which a split sequence cannot do. "
                 "Do not pad samples, or type mesh.cp=1."
             )
-        if name == "position_ids" and not (part == torch.arange(part.shape[-1], device=part.device)).all():
+        if name == documents.POSITIONS and (part.ndim != 2 or not _are_documents(part)):
             raise WordsError(
-                f"mesh.cp={self.size}: the position_ids of the data are those of packed sequences, which cannot be "
-                "split. Type mesh.cp=1."
+                f"mesh.cp={self.size}: the position_ids of the data are not 0, 1, 2, ... of one document after the "
+                "other, and others cannot be split. Type mesh.cp=1."
             )
 
     def _check_call(self, q: Tensor, k: Tensor, mask: Tensor | None, dropout: float, grouped: bool) -> None:
         H, K = q.shape[1], k.shape[1]
-        if mask is not None:
+        if mask is not None and mask.dtype != torch.int64:
             problem = "an attn_mask, which covers only a part of the sequence. Use is_causal=True or no mask"
         elif dropout > 0:
             problem = f"dropout_p={dropout}, which works on whole sequences only. Set the dropout of attention to 0"
@@ -217,6 +252,11 @@ class Context:
         raise WordsError(
             f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1."
         )
+
+
+def _are_documents(position_ids_BT: Tensor) -> bool:
+    first, after = position_ids_BT[:, 0], position_ids_BT[:, 1:]
+    return bool((first == 0).all() and ((after == 0) | (after == position_ids_BT[:, :-1] + 1)).all())
 
 
 def length_of(inputs: Any, size: int) -> int:

@@ -1,5 +1,5 @@
-"""Preparation of Hugging Face models for a split: they must build no masks and no packed sequences, and their
-configuration has the numbers of heads.
+"""Preparation of Hugging Face models for packed rows and for a split: where that is of the sequence they must build no
+masks, and their configuration has the numbers of heads.
 """
 
 import inspect
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dtrain.errors import WordsError
+from dtrain.model import documents
 from dtrain.parallel.context import innermost
 
 
@@ -20,8 +21,8 @@ def adapt(model: nn.Module) -> None:
     do other models.
 
     transformers reads positions that jump as packed sequences and masks them, unless there is an attention_mask: so the
-    model gets one of ones. Where transformers asks for a mask it gets None, or WordsError if the mask would hide more
-    than later tokens.
+    model gets one of ones. Where transformers asks for a mask it gets None or the documents of packed rows, or
+    WordsError if the mask would hide more than later tokens.
     """
     module: Any
     for module in model.modules():
@@ -38,16 +39,28 @@ def adapt(model: nn.Module) -> None:
             module.register_forward_pre_hook(_with_ones, with_kwargs=True)
 
 
+def packs(model: nn.Module) -> None:
+    """Have the Hugging Face models in `model` see where documents of packed rows begin. Other models are left alone."""
+    transformers = sys.modules.get("transformers")
+    for module in model.modules():
+        takes = inspect.signature(module.forward).parameters if transformers else {}
+        if transformers and isinstance(module, transformers.PreTrainedModel) and "use_cache" in takes:
+            module.register_forward_pre_hook(documents.without_cache, with_kwargs=True)
+
+
 def _with_ones(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     inputs = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if innermost() else {}
     tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    context = innermost()
+    if context and inputs.get(documents.POSITIONS) is not None:
+        context.held = context.documents(inputs[documents.POSITIONS])
     if tokens is None or inputs.get("attention_mask") is not None:
         return None
     return args, kwargs | {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
 
 
 def _mask(**asked: Any) -> Any:
-    """The mask that transformers asks for: its own for whole sequences, None for a split one."""
+    """The mask that transformers asks for: its own for whole sequences, None or the documents for a split one."""
     context = innermost()
     if context is None:
         return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
@@ -59,7 +72,7 @@ def _mask(**asked: Any) -> Any:
             f"mesh.cp={context.size}: the model's attention mask is more than causal (a window, padding, a prefix). "
             "Type mesh.cp=1."
         )
-    return None
+    return context.held
 
 
 def untied(model: nn.Module) -> str:

@@ -51,6 +51,7 @@ def parallelize(
     check(model, mesh.shape, pipeline=pipeline, tensors=tensors)
     if precision.convert is not None:
         precision.convert(model)
+    huggingface.packs(model)
     if mesh.shape.cp > 1:
         huggingface.adapt(model)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None

@@ -1,14 +1,13 @@
 """Ring attention: keys and values pass from rank to rank, and each rank accumulates the attention of its queries to
 every block (arXiv 2310.01889).
 
-A block is one call of torch's flash kernel for 16-bit types on a GPU, else matrix products in fp32, the same
-everywhere.
+A block is one call of torch's flash kernel for 16-bit types on a GPU, else, and for packed rows, which that kernel does
+not know, matrix products in fp32, the same everywhere.
 
 Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
 width.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +31,9 @@ FLASH = {
 """Device -> torch's operators behind F.scaled_dot_product_attention: the forward, which returns (output, logarithm of
 the sums, state for the backward), and its backward.
 """
+HIDDEN = -1e30
+"""A score that adds nothing to a sum; finite, because a query may see no key of a block of other documents."""
+Pair = tuple[Tensor, Tensor]
 WIDEST = 256
 """Largest head width of the CUDA kernel; it must be a multiple of 8."""
 
@@ -44,11 +46,14 @@ class Ring(NamedTuple):
     size: int
 
 
-def attention(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring) -> Tensor:
+def attention(
+    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring,
+    documents: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """[B, H, T, D] of this rank's queries over the keys of all ranks, which hold chunks rank and 2 x size - 1 - rank of
-    the sequence.
+    the sequence. `documents` int64 [B, T]: of these queries and keys, which meet in one document only.
     """
-    return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, causal, scale, ring)  # type: ignore[no-any-return, no-untyped-call]
+    return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, documents, causal, scale, ring)  # type: ignore
 
 
 def takes_flash(query: Tensor) -> bool:
@@ -73,40 +78,44 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring
-    ) -> Tensor:
+        ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Tensor | None, causal: bool, scale: float,
+        ring: Ring,
+    ) -> Tensor:  # fmt: skip
         ctx.causal, ctx.scale, ctx.ring = causal, scale, ring
         q_BKGTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1))
         with torch.autocast(q_BHTD.device.type, enabled=False):
-            blocks = _pass_round(ring, [k_BKTD.contiguous(), v_BKTD.contiguous()])
-            _, (k, v) = next(blocks)
-            block_attention = flash_attention if takes_flash(q_BHTD) else product_attention
-            out, lse = block_attention(q_BKGTD, k, v, causal, scale)
-            for source, (k, v) in blocks:
+            blocks = _pass_round(ring, _moved(k_BKTD, v_BKTD, documents))
+            _, (k, v, *theirs) = next(blocks)
+            block_attention = flash_attention if documents is None and takes_flash(q_BHTD) else product_attention
+            out, lse = block_attention(q_BKGTD, k, v, causal, scale, *_pairs(documents, theirs))
+            for source, (k, v, *theirs) in blocks:
                 rows, columns = _seen(ring, source, causal, q_BHTD.shape[2])
-                more = block_attention(q_BKGTD[..., rows, :], k[..., columns, :], v[..., columns, :], False, scale)
+                pairs = _pairs(documents, theirs, rows, columns)
+                more = block_attention(
+                    q_BKGTD[..., rows, :], k[..., columns, :], v[..., columns, :], False, scale, *pairs
+                )
                 _join(out[..., rows, :], lse[..., rows], *more)
         out_BHTD = out.flatten(1, 2).to(q_BHTD.dtype)
-        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse)
+        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, documents, out_BHTD, lse)
         return out_BHTD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BHTD: Tensor) -> tuple[Tensor | None, ...]:
-        q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse = ctx.saved_tensors
+        q_BHTD, k_BKTD, v_BKTD, documents, out_BHTD, lse = ctx.saved_tensors
         ring, heads = ctx.ring, (k_BKTD.shape[1], -1)
         q, gradient = q_BHTD.unflatten(1, heads), gradient_BHTD.unflatten(1, heads)
         with torch.autocast(q.device.type, enabled=False):
-            block_gradients = flash_gradients if takes_flash(q) else product_gradients
+            block_gradients = flash_gradients if documents is None and takes_flash(q) else product_gradients
             out = out_BHTD.unflatten(1, heads)
             dq = torch.zeros_like(q, dtype=lse.dtype)
             sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k_BKTD, v_BKTD)]
             moving: _Transfer | None = None
-            for source, (k, v) in _pass_round(ring, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
+            for source, (k, v, *theirs) in _pass_round(ring, _moved(k_BKTD, v_BKTD, documents)):
                 rows, columns = _seen(ring, source, ctx.causal, q.shape[3])
                 mine = (q[..., rows, :], gradient[..., rows, :], out[..., rows, :], lse[..., rows])
-                causal = ctx.causal and source == ring.rank
-                part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale)
+                causal, pairs = ctx.causal and source == ring.rank, _pairs(documents, theirs, rows, columns)
+                part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale, *pairs)
                 dq[..., rows, :] += part
                 if moving:
                     sums = moving.wait()
@@ -115,7 +124,19 @@ class _Ring(torch.autograd.Function):
                 moving = _Transfer(ring, sums)
             assert moving
             dk, dv = moving.wait()
-        return dq.flatten(1, 2).to(q.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None
+        return dq.flatten(1, 2).to(q.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None, None
+
+
+def _moved(k: Tensor, v: Tensor, documents: Tensor | None) -> list[Tensor]:
+    """The tensors that pass from rank to rank."""
+    return [k.contiguous(), v.contiguous(), *([] if documents is None else [documents])]
+
+
+def _pairs(
+    mine: Tensor | None, theirs: Sequence[Tensor], rows: slice = slice(None), columns: slice = slice(None)
+) -> list[Pair]:
+    """[(documents of the queries, of the keys) of a block]; empty if rows are one document each."""
+    return [] if mine is None else [(mine[:, rows], theirs[0][:, columns])]
 
 
 def _seen(ring: Ring, source: int, causal: bool, T: int) -> tuple[slice, slice]:
@@ -156,15 +177,15 @@ def _pass_round(ring: Ring, tensors: list[Tensor]) -> Iterator[tuple[int, list[T
 
 
 def product_attention(
-    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float
+    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float, pair: Pair | None = None
 ) -> tuple[Tensor, Tensor]:
     """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in
-    fp32 or more.
+    fp32 or more. `pair`: documents of the queries [B, T] and of the keys [B, S].
     """
     q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
     outs, sums = [], []
     for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
-        scores = _scores(q[..., rows, :], k[..., columns, :], scale, rows.start if causal else None)
+        scores = _scores(q[..., rows, :], k[..., columns, :], scale, rows, causal, pair)
         lse = scores.logsumexp(-1)
         outs.append(torch.einsum("bkgts,bksd->bkgtd", scores.sub_(lse[..., None]).exp_(), v[..., columns, :]))
         sums.append(lse)
@@ -172,8 +193,9 @@ def product_attention(
 
 
 def product_gradients(
-    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> list[Tensor]:
+    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
+    pair: Pair | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k and v from one block, given the whole output, its gradient, and the lse over all blocks.
 
     The equations are those of FlashAttention-2, arXiv 2307.08691.
@@ -183,7 +205,7 @@ def product_gradients(
     dk, dv, parts = torch.zeros_like(k), torch.zeros_like(v), []
     for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
         q_t, gradient_t, k_s, v_s = q[..., rows, :], gradient[..., rows, :], k[..., columns, :], v[..., columns, :]
-        weights = _scores(q_t, k_s, scale, rows.start if causal else None).sub_(lse[..., rows, None]).exp_()
+        weights = _scores(q_t, k_s, scale, rows, causal, pair).sub_(lse[..., rows, None]).exp_()
         dv[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, gradient_t)
         weights *= torch.einsum("bkgtd,bksd->bkgts", gradient_t, v_s).sub_(delta[..., rows, None]).mul_(scale)
         dk[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, q_t)
@@ -234,12 +256,15 @@ def _tiles(T: int, S: int, causal: bool) -> Iterator[tuple[slice, slice]]:
         yield slice(first, first + ROWS), slice(0, first + ROWS if causal else S)
 
 
-def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, first: int | None) -> Tensor:
-    """[B, K, G, T, S]; `first` is the row of the first query when later keys are hidden."""
+def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, rows: slice, causal: bool, pair: Pair | None) -> Tensor:
+    """[B, K, G, T, S] of the queries `rows` of a block."""
     scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
-    if first is not None:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1)
-        scores.masked_fill_(hidden, -math.inf)
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(rows.start + 1)
+        scores.masked_fill_(hidden, HIDDEN)
+    if pair is not None:
+        mine, theirs = pair[0][:, None, None, rows, None], pair[1][:, None, None, None, : scores.shape[-1]]
+        scores.masked_fill_(mine != theirs, HIDDEN)
     return scores
 
 

@@ -54,6 +54,14 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
     if "pad" not in data and data.get("padding") != "longest":
         return
     pad, length = data.get("pad"), data.get("length")
+    if data.get("packing") == "pack":
+        yield from _packed(config)
+        return
+    if "packing" in data and "length" in data and data.get("sequence") is not None:
+        yield (
+            f"data.sequence={data['sequence']} is the window of packed rows. Type data.packing=pack as well, or "
+            f"data.length={data['sequence']} to pad rows to that length."
+        )
     split = config.tensor.sequence == "split" and mesh.tp > 1
     needs = {
         f"mesh.pp={mesh.pp}": mesh.pp > 1,
@@ -80,6 +88,20 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
             f"mesh.cp={mesh.cp}: attention_mask of data.inputs masks tokens, which does not work on a part of a "
             "sequence. Leave it out for a causal model, which never attends to the padding after a row, or leave "
             "mesh.cp out."
+        )
+
+
+def _packed(config: Config) -> Iterable[str]:
+    """Check packed rows against their window and the model."""
+    data, takes = config.data, about(config.model).get("takes")
+    if data.get("sequence") is None:
+        yield "data.packing=pack: the window is not given. Type data.sequence=<tokens>, such as data.sequence=2048."
+    if data.get("length") is not None:
+        yield f"data.length={data['length']} is of padded rows; packed rows fill data.sequence. Leave data.length out."
+    if takes in ("image", "features"):
+        yield (
+            f"data.packing=pack: model={config.choices['model']} takes no tokens, let alone where their documents end. "
+            "Type model=gpt, or data.packing=none."
         )
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import arrowfile, linefile, parquetfile, rowindex, store
+from dtrain.storage import arrowfile, linefile, parquetfile, rowindex, rowlengths, store
 from dtrain.storage.rowindex import File
 
 SUFFIXES = {
@@ -139,6 +141,8 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
             kinds(files, columns, text=reader.text)
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
+            if data.get("packing") == "pack":
+                check_packing(files, columns, reader.cache, data["sequence"])
     except (PreflightError, WordsError) as error:
         return str(error)
     return ""
@@ -147,6 +151,27 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
 def kinds(files: Sequence[File], columns: Sequence[str], *, text: bool) -> dict[str, str]:
     """The kind of each column in all files. Raises WordsError unless they are text, or else numbers."""
     return {name: _kind(name, {file.facts["kinds"].get(name) for file in files} - {None}, text) for name in columns}
+
+
+def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
+    """Raises WordsError unless the columns, of the input and of the target, are lists of whole numbers."""
+    if len(columns) > 2:
+        raise WordsError(
+            f"data.packing=pack: a packed row has one input and one target, not {', '.join(columns)}. Type "
+            "data.inputs=<the column of tokens>; no attention_mask is needed."
+        )
+    for name, kind in kinds(files, columns, text=False).items():
+        if kind != "list of whole":
+            raise WordsError(
+                f"data.packing=pack: column {name} holds {_plural(kind)}. Name one of tokens, lists of whole numbers."
+            )
+
+
+def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, window: int) -> None:
+    """Raises WordsError and PreflightError if rows of these files cannot be packed into windows."""
+    check_tokens(files, columns)
+    if all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY:
+        rowlengths.check(np.concatenate([rowlengths.of(file, columns[0], cache) for file in files]), window)
 
 
 def _kind(name: str, several: set[str], text: bool) -> str:

@@ -35,6 +35,8 @@ def source(path: str, cache: Path, **given: Any) -> Any:
         "outputs": None,
         "pad": None,
         "length": None,
+        "packing": "none",
+        "sequence": None,
     }
     return build(path=path, cache=str(cache), **words | given)
 

@@ -15,7 +15,7 @@ from dtrain.data import csv, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.errors import DtrainError
 
-GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None}
+GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
 BUILD: dict[str, Any] = {
     "jsonl": lambda **given: jsonl.build(**GIVEN | given),
     "csv": lambda **given: csv.build(**{"separator": "comma"} | given),

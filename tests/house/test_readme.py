@@ -144,6 +144,7 @@ HELD = {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
         "python -m dtrain tokenize": "test_the_commands_of_tokens_run",
+        "python -m dtrain objective=next_token": "the same",
     },
     "adapters.md": {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
@@ -259,9 +260,10 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
         write(tmp_path / "rows" / name, table)
     (tmp_path / "web").mkdir()
     (tmp_path / "web/a.txt").write_text("text of the web. " * 40)
+    write(tmp_path / "rows/tokens.jsonl", [{"input_ids": [*range(number % 40 + 2)]} for number in range(300)])
     lines = [
         line
-        for begin in ("model=mlp", "data=mixture")
+        for begin in ("model=mlp", "data=mixture", "objective=next_token")
         for line in block("docs/data.md", f"python -m dtrain {begin}").splitlines()
     ]
     for number, line in enumerate(lines):

@@ -47,6 +47,8 @@ ROWS: Any = {
     "outputs": None,
     "pad": None,
     "length": None,
+    "packing": "none",
+    "sequence": None,
 }
 Segment = tuple[int, int, int]
 """(steps, ranks, microbatch) between two stops."""

@@ -84,7 +84,8 @@ def test_inputs_by_name_are_split_together() -> None:
             {"input_ids": tokens(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])},
             "attention_mask of the data hides tokens",
         ),
-        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 0, 1]])}, "packed sequences"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 3, 4]])}, "of one document after the other"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[1, 2, 3, 4]])}, "of one document after the other"),
     ],
 )
 def test_what_cannot_be_split_is_refused(inputs: Any, says: str) -> None:

@@ -209,3 +209,28 @@ def test_padded_rows_have_one_length_where_the_mesh_needs_it(words: str, why: st
 def test_padded_rows_of_several_lengths_are_taken_where_nothing_cuts_them() -> None:
     assert plan(*ROWS, "data.pad=0").data["pad"] == 0
     assert plan(*ROWS, "data.pad=0", "mesh.pp=2", "data.length=8").data["length"] == 8
+
+
+FILES = ("data=jsonl", "data.path=a.jsonl", "data.inputs=x", "data.targets=x", "objective=next_token", "model.vocab=16")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("data.packing=pack", "the window is not given. Type data.sequence=<tokens>"),
+        ("data.sequence=8", "data.sequence=8 is the window of packed rows. Type data.packing=pack as well, or data.length=8"),
+        ("data.packing=pack data.sequence=8 data.length=8", "data.length=8 is of padded rows"),
+        ("data.packing=pack data.sequence=8 model=mlp", "model=mlp takes no tokens, let alone where their documents end"),
+        ("data.packing=pack data.sequence=10 mesh.cp=2 devices=2", "data.sequence=10 is not divisible by 2 x cp = 4"),
+    ],
+)  # fmt: skip
+def test_packed_rows_need_a_window_and_a_model_that_knows_documents(words: str, why: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*(word for word in FILES if "mlp" not in words or "vocab" not in word), *words.split())
+    assert why in str(caught.value)
+
+
+def test_packed_rows_are_of_one_length_for_every_layout() -> None:
+    for words in ("mesh.cp=2", "mesh.pp=2", "mesh.tp=2 tensor.sequence=split", "model=moe"):
+        made = plan(*FILES, "devices=2", "data.packing=pack", "data.sequence=8", *words.split())
+        assert made.data["sequence"] == 8

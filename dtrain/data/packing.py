@@ -1,0 +1,204 @@
+"""Packs rows of tokens of different lengths into windows of one length:
+
+    data=jsonl data.inputs=input_ids data.targets=input_ids data.shift=true data.packing=pack data.sequence=2048
+
+The positions of each document begin anew, so that its tokens attend to nothing else (dtrain/model/documents.py), and
+its targets are those of its own row. A row longer than the window is split into documents of a window each and the
+rest; no token is left out. Packs are made once, of rows that are neighbours in their files, and are the samples that
+the order of a run permutes: the tokens at a position depend on the rows, the window and the seed alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from dtrain.data import IGNORE, Batch, Indices, Loading
+from dtrain.data.order import samples
+from dtrain.data.rows import Rows
+from dtrain.data.split import Blocks
+from dtrain.storage import rowlengths
+
+GROUP = 4096
+"""Rows that are packed together at most."""
+
+
+@dataclass(frozen=True)
+class Packs:
+    """Pack p holds the pieces ends[p - 1] to ends[p]: tokens `begin` to `begin + length` of a row."""
+
+    row: Indices
+    begin: Indices
+    length: Indices
+    ends: Indices
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def pieces(self, pack: int) -> slice:
+        return slice(int(self.ends[pack - 1]) if pack else 0, int(self.ends[pack]))
+
+
+def packed(lengths: Indices, window: int) -> Packs:
+    """Packs of rows of these lengths, by best fit, the longest first: of windows with enough room the fullest takes the
+    next piece. Rows without tokens are in none.
+    """
+    row, begin, length = _pieces(lengths, window)
+    order = np.argsort(-length, kind="stable")
+    pack = np.empty(len(order), np.int64)
+    open_, rooms, count = dict[int, list[int]](), 0, 0
+    for piece, size in zip(order.tolist(), length[order].tolist(), strict=True):
+        fits = rooms >> size  # bit r of `rooms`: some window has room for r tokens
+        if fits:
+            room = size + (fits & -fits).bit_length() - 1
+            chosen = open_[room].pop()
+            if not open_[room]:
+                rooms ^= 1 << room
+        else:
+            room, chosen, count = window, count, count + 1
+        pack[piece] = chosen
+        open_.setdefault(room - size, []).append(chosen)
+        rooms |= 1 << (room - size)
+    by_pack = np.argsort(pack, kind="stable")
+    ends = np.cumsum(np.bincount(pack, minlength=count))
+    return Packs(row[by_pack], begin[by_pack], length[by_pack], ends)
+
+
+def _pieces(lengths: Indices, window: int) -> tuple[Indices, Indices, Indices]:
+    """(row, first token, tokens) of each piece of at most a window."""
+    number = -(-lengths // window)
+    row = np.repeat(np.arange(len(lengths)), number)
+    begin = (np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)) * window
+    return row, begin, np.minimum(lengths[row] - begin, window)
+
+
+class Packed:
+    """A Source of the packed rows of the part of `rows` that is trained on, or `held` out. `pad`: the token that fills
+    windows up. Raises WordsError and PreflightError for rows that are not of tokens, or that do not fit.
+    """
+
+    dense = False
+    loading: Loading = "thread"
+
+    def __init__(self, rows: Rows, *, window: int, pad: float | None, held: bool = False) -> None:
+        self._rows, self._window, self._pad, self._held = rows, window, int(pad or 0), held
+        self.notes: list[str] = []
+        """Sentences about rows that are split or empty."""
+        self.repack()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        outputs = self._rows.outputs
+        return {"kind": "int64", "documents": True} | ({"outputs": outputs, "vocab": outputs} if outputs else {})
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._rows.fingerprint}-packed-{self._window}"
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        if self._blocks is None:
+            return samples(positions, n=len(self), seed=seed)
+        return self._blocks.order(positions, seed=seed)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        """`inputs` with input_ids and position_ids, and `targets`, all [B, window] int64."""
+        shape = len(index), self._window
+        tokens, targets = np.full(shape, self._pad, np.int64), np.full(shape, IGNORE, np.int64)
+        positions = np.zeros(shape, np.int64)
+        pieces = [self._packs.pieces(int(pack)) for pack in index]
+        documents = iter(self._rows.tokens(np.concatenate([self._packs.row[each] for each in pieces])))
+        for line, each in enumerate(pieces):
+            at = 0
+            for begin, length in zip(self._packs.begin[each], self._packs.length[each], strict=True):
+                row, labels = next(documents)
+                place, part = slice(at, at + length), slice(begin, begin + length)
+                tokens[line, place], targets[line, place] = row[part], labels[part]
+                positions[line, place] = np.arange(length)
+                at += int(length)
+            positions[line, at:] = np.arange(self._window - at)
+        return {
+            "inputs": {"input_ids": torch.from_numpy(tokens), "position_ids": torch.from_numpy(positions)},
+            "targets": torch.from_numpy(targets),
+        }
+
+    def holdout(self) -> "Packed | None":
+        """The same object each time, because `as_of` changes it."""
+        return self._heldout
+
+    @cached_property
+    def _heldout(self) -> "Packed | None":
+        rest = None if self._held else self._rows.part.rest()
+        if rest is None or not self._rows.lengths[rest.original(np.arange(len(rest)))].any():
+            return None
+        return Packed(self._rows, window=self._window, pad=self._pad, held=True)
+
+    def as_of(self, fingerprint: str) -> list[str] | None:
+        inner, _, window = fingerprint.rpartition("-packed-")
+        told = self._rows.as_of(inner) if window == str(self._window) else None
+        if told is not None:
+            for each in (self, self._heldout):
+                if each is not None:
+                    each.repack()
+        return told
+
+    def repack(self) -> None:
+        """Pack the rows of this part, those of each block of a file by themselves."""
+        part = self._rows.part.rest() if self._held else self._rows.part
+        assert part is not None
+        rows = np.sort(part.original(np.arange(len(part))))
+        lengths = self._rows.lengths[rows].astype(np.int64)
+        parts, counts = list[Packs](), list[int]()
+        for block in _between(rows, self._rows.ends):
+            before = len(parts)
+            for start in range(block.start, block.stop, GROUP):
+                places = slice(start, min(start + GROUP, block.stop))
+                group = packed(lengths[places], self._window)
+                parts.append(replace(group, row=rows[places][group.row]))
+            counts.append(sum(map(len, parts[before:])))
+        if not self._held:
+            rowlengths.check(lengths, self._window)
+        self._packs = joined(parts)
+        self.notes = said(lengths, self._window, len(self._packs))
+        # the rows of a block of Parquet are read together
+        blocks = isinstance(part, Blocks) and not self._held
+        self._blocks = Blocks(tuple(counts), part.weights, 0.0) if blocks and isinstance(part, Blocks) else None
+
+
+def joined(parts: Sequence[Packs]) -> Packs:
+    """All packs, one part after the other."""
+    row, begin, length = (
+        np.concatenate([getattr(each, name) for each in parts]) for name in ("row", "begin", "length")
+    )
+    firsts = np.cumsum([0, *(len(each.row) for each in parts)])
+    ends = [each.ends + first for each, first in zip(parts, firsts, strict=False)]
+    return Packs(row, begin, length, np.concatenate(ends))
+
+
+def said(lengths: Indices, window: int, packs: int) -> list[str]:
+    """Sentences about rows of these lengths in so many windows: the padding, and rows that are split or empty."""
+    longer, empty, tokens = int((lengths > window).sum()), int((lengths == 0).sum()), int(lengths.sum())
+    padding, before = 1 - tokens / (packs * window), 1 - tokens / (len(lengths) * max(window, int(lengths.max())))
+    sentences = [
+        f"{len(lengths)} rows are packed into {packs} windows of {window} tokens, {padding:.1%} of them padding; one "
+        f"row in each would be {before:.1%}"
+    ]
+    if longer:
+        sentences.append(
+            f"{longer} of {len(lengths)} rows are longer than data.sequence={window}: they are split, and their parts "
+            "do not see each other"
+        )
+    if empty:
+        sentences.append(f"{empty} of {len(lengths)} rows have no token, and are in no window")
+    return sentences
+
+
+def _between(rows: Indices, ends: Indices) -> Iterator[slice]:
+    """Which of the sorted `rows` are in each block; blocks end at the rows `ends`."""
+    borders = np.searchsorted(rows, [0, *ends.tolist()]).tolist()
+    yield from map(slice, borders[:-1], borders[1:])

@@ -45,8 +45,7 @@ def train(plan: Plan) -> Result:
         )
         parts = assemble(plan, mesh, brought=checkpoint.brings() or bool(plan.init or plan.fork))
         log.event("built", **build_check.check(parts))
-        model, precision = parts.model, parts.precision
-        training = prepare(parts, began=began)
+        model, precision, training = parts.model, parts.precision, prepare(parts, began=began)
         optimizer, schedule, stream, state = training.optimizer, training.schedule, training.stream, training.state
         stack.callback(stream.close)
         parameters, experts = gradients_of(model), balanced(model)
@@ -62,6 +61,7 @@ def train(plan: Plan) -> Result:
             log.event("forked", source=checkpoint.load_state(plan.fork, state)["url"], step=state.step)
         elif plan.init:
             checkpoint.load_weights(plan.init, state, plan.init_names)
+        parts.begin(checkpoint, state, resumed=bool(restored))
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*caveats(model), *stream.notes])

@@ -185,6 +185,7 @@ def steps_on(
     )  # fmt: skip
     assembled = assemble(asked, mesh)
     model, precision, training = assembled.model, assembled.precision, prepare(assembled)
+    assembled.begin(build(GIVEN.checkpoint, out="memory://none", mesh=mesh, resume="never"), training.state)
     parameters, losses, norms, first = gradients_of(model), [], [], {}
     for number in range(steps):
         loss = training.step(training.stream, number)

@@ -26,6 +26,7 @@ class LowRank(nn.Linear):
     """A linear layer with the product of two thin matrices: `lora_A` [rank, in] and `lora_B` [out, rank]."""
 
     added: ClassVar[Sequence[str]]
+    off: bool
     scaling: float
     """alpha / rank"""
     dropout: float
@@ -113,7 +114,7 @@ def _become(linear: nn.Module, kind: type[LowRank], *, rank: int, scaling: float
     for name in kind.added:
         setattr(linear, name, nn.Parameter(weight.new_zeros(sizes.get(name, (linear.out_features,)))))
     linear.__class__ = kind
-    vars(linear).update(scaling=scaling, dropout=dropout)  # no module: styles of torch look into those
+    vars(linear).update(scaling=scaling, dropout=dropout, off=False)  # no module: styles of torch look into those
 
 
 def _linears(model: nn.Module, targets: Sequence[str] | None, word: str) -> list[nn.Module]:

@@ -29,6 +29,8 @@ class Dora(LowRank):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]. No gradient goes through the lengths that are divided by (section 4.3)."""
+        if self.off:
+            return F.linear(input, self.weight, self.bias)
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             whole = self.weight + self.scaling * (self.lora_B @ self.lora_A)
             length = nonzero(torch.linalg.vector_norm(whole, dim=1))

@@ -21,4 +21,5 @@ class Lora(LowRank):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
-        return F.linear(input, self.weight, self.bias) + self.scaling * self.change(input)
+        out = F.linear(input, self.weight, self.bias)
+        return out if self.off else out + self.scaling * self.change(input)

@@ -229,6 +229,7 @@ class Sharded:
         all ranks call it. `names`: what its tensors are called here (dtrain.weights.names). Raises StoreError.
         """
         if not self._mesh.on_rank_0(f"look at {source}", lambda: place.is_ours(source)):
+            state.source = source
             return self._adopt(source, state, names)
         restore = Restore(self._mesh)
         return self._load_from(source, restore, restore.load_weights, state)
@@ -259,6 +260,7 @@ class Sharded:
         """The commit of the newest checkpoint at `source` that is intact, after `load` has loaded it."""
         for url, commit in restore.candidates(lambda: commits.candidates_at(source)):
             if load(url, commit, state):
+                state.source = url
                 return {**commit, "url": url}
         cause = "; ".join(restore.damaged) or "there is no committed one"
         raise StoreError.during("find a checkpoint at", source, cause)

@@ -52,6 +52,10 @@ class TrainState:
     """The reference of the base of an adapter (base.py, others.py), once its weights are loaded; no checkpoint holds
     them again.
     """
+    source: str | None = None
+    """URL of the checkpoint that the weights were read from; None if they were initialised."""
+    reference: Mapping[str, Any] | None = None
+    """`url`, `names` and `digest` of the weights that the objective compares with; no checkpoint holds them."""
     _built: frozenset[str] = field(init=False, repr=False)
     _trained: dict[str, int] = field(init=False, repr=False)
     """Name -> id of each parameter that the optimizer was given."""
@@ -114,6 +118,7 @@ class TrainState:
             "tied": self.tied(),
             "adapter": self.adapter,
             "base": self.base,
+            "reference": self.reference,
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -131,6 +136,7 @@ class TrainState:
             if self.optimizer and parameter in parameters:  # else it is on another pipeline stage
                 self.optimizer.state[parameters[parameter]][entry] = value
         self.step, self.first = facts["step"], facts.get("first", 0)
+        self.reference = facts.get("reference")
 
     def make_room(self, saved: Iterable[str]) -> None:
         """Make the optimizer create its state, by a step with zero gradients and learning rates.

@@ -45,7 +45,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "objective": {
         "task": ["next_token", "classification", "regression"], "metrics": "list of text",
-        "needs": ["tokens", "text"], "whole": "bool", "alike": "bool",
+        "needs": ["tokens", "text"], "whole": "bool", "alike": "bool", "pairs": "bool", "reference": ["start"],
     },
     "hook": {"needs": ["text"]},
     "metric": {"tasks": "list of text", "classes": "int >= 1"},
@@ -64,10 +64,16 @@ SHARED: Mapping[str, Mapping[str, Any]] = {"model": {"freeze": "list of text"}}
 """Group -> argument that every part of it takes, also one of the user's own, because dtrain acts on it -> its allowed
 values.
 """
-OF_ALL: Mapping[str, Any] = {"allowed": "mapping", "calls": "list of text", "figures": "mapping"}
+OF_ALL: Mapping[str, Any] = {
+    "allowed": "mapping",
+    "calls": "list of text",
+    "figures": "mapping",
+    "only_with": "mapping",
+}
 """Facts of a part of any group."""
 EACH: Mapping[str, Any] = {
     "figures": ["lowest", "highest"], "multiples": "list of text", "at_most": "text", "vocab_of": "int >= 1",
+    "only_with": "mapping",
 }  # fmt: skip
 """Fact that is a mapping -> allowed values of each of its names."""
 

@@ -4,7 +4,8 @@
     data=chat data.path=pairs.parquet data.tokenizer=<...> objective=dpo                 # chosen and rejected
 
 A sample is a row: inputs [T] are its first data.sequence tokens, and a target is the next token if that counts. Of
-pairs inputs are {input_ids: [2, T], attention_mask: [2, T]} and targets [2, T], the chosen conversation first.
+pairs inputs are [2, T] and targets [2, T], the chosen conversation first. With data.mask inputs are {input_ids,
+attention_mask}.
 """
 
 import hashlib
@@ -122,7 +123,7 @@ class Chat:
         is_pair = len(parts) > len(samples)
         shape = (len(samples), 2, tokens) if is_pair else (len(samples), tokens)
         ids, hides, wanted = (torch.from_numpy(each.reshape(shape)) for each in (inputs, mask, targets))
-        named = {"input_ids": ids, MASK: hides} if is_pair or self._mask else ids
+        named = {"input_ids": ids, MASK: hides} if self._mask else ids
         return {"inputs": named, "targets": wanted}
 
     @property

@@ -15,7 +15,7 @@ from dtrain.secrets import screen
 def evaluate(plan: Plan) -> Result:
     """Evaluate a checkpoint; the result's `metrics` are `eval_loss` and the objective's own."""
     began = time.perf_counter()
-    with load(plan) as (parts, commit):
+    with load(plan, judged=True) as (parts, commit):
         stream = commit["facts"].get("stream")
         if stream and isinstance(parts.source, Growing):
             parts.source.as_of(stream["fingerprint"])  # held-out samples are those of then
@@ -23,7 +23,8 @@ def evaluate(plan: Plan) -> Result:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
         metrics = heldout_loss(
             *(parts.forward, parts.heldout, parts.objective, parts.mesh), precision=parts.precision,
-            context=parts.context, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch,
+            context=parts.context, reference=parts.reference, samples=plan.evaluate_samples,
+            microbatch=plan.batch.microbatch,
             metrics=metrics_of(parts),
             tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from dtrain import compile
 from dtrain.data import Source
 from dtrain.data.stream import to_device
 from dtrain.evaluation.metrics import Metrics
-from dtrain.loop.step import call, check, inputs_of
+from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
 from dtrain.objective import Objective, Shapes, agreed, loss_of
@@ -58,6 +58,7 @@ def evaluate(
     microbatch: int,
     metrics: Metrics | None = None,
     context: Context | None = None,
+    reference: Compare | None = None,
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
@@ -89,7 +90,7 @@ def evaluate(
             seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
                 outputs = call(model, inputs_of(objective, batch, context))
-                loss = loss_of(objective, outputs, batch, first)
+                loss = loss_of(objective, outputs, compared(reference, batch, objective, context), first)
                 if metrics:
                     metrics.add(outputs, batch, counts=not idle)
             drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []

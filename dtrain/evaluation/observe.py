@@ -44,7 +44,8 @@ class Observers:
         self._heldout = parts.heldout
         self._measure = partial(
             measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
-            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=state.ema,
+            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context,
+            reference=parts.reference, ema=state.ema,
             enough=self._enough, tell=self._tell, metrics=metrics_of(parts),
         )  # fmt: skip
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)

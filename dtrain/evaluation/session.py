@@ -22,15 +22,19 @@ from dtrain.precision import Precision
 
 
 @contextmanager
-def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
+def load(plan: Plan, *, judged: bool = False) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
     """The parts of `plan` with the weights of `plan.init`, or of the newest checkpoint under `plan.out`, and their
-    commit. Raises StoreError.
+    commit. `judged`: the objective will be called. Raises StoreError.
     """
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        parts = assemble(plan, mesh, brought=True, training=False)
+        parts = assemble(plan, mesh, brought=True, training=False, judged=judged)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
-        yield parts, checkpoint.load_weights(plan.init or plan.out, TrainState(parts.model), plan.init_names)
+        state = TrainState(parts.model)
+        commit = checkpoint.load_weights(plan.init or plan.out, state, plan.init_names)
+        state.reference = commit["facts"].get("reference")
+        parts.begin(checkpoint, state)
+        yield parts, commit
 
 
 def weights(plan: Plan, source: str) -> nn.Module:

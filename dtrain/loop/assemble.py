@@ -7,9 +7,11 @@ from functools import cached_property
 from torch import nn
 
 from dtrain.build import build
+from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.data import Source
 from dtrain.data.stream import Stream, as_source
+from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
 from dtrain.model import construct
@@ -43,6 +45,15 @@ class Parts:
     """The number of parameters of the whole model."""
     model: nn.Module
     forward: nn.Module
+    reference: Reference | None = None
+    """The frozen model that the objective compares with."""
+
+    def begin(self, checkpoint: Checkpoint, state: TrainState, *, resumed: bool = False) -> None:
+        """Call once `state` has the weights that the run begins with, or `resumed` those of a later step of it; all
+        ranks call it. Raises StoreError if the weights that its objective compares with are not those of then.
+        """
+        if self.reference:
+            self.reference.begin(checkpoint, state, resumed=resumed)
 
     @cached_property
     def heldout(self) -> Source | None:
@@ -63,10 +74,11 @@ class Training:
     state: TrainState
 
 
-def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = True) -> Parts:
+def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = True, judged: bool = True) -> Parts:
     """Call the constructors of `plan` and lay the model out over `mesh`; all ranks call it.
 
     `brought`: a checkpoint will fill the weights, so they are not initialised. `training`: apply remat and compile.
+    `judged`: the objective will be called, so its reference is built too.
     Raises WordsError for a model that cannot be split as the plan says.
     """
     precision: Precision = build(plan.precision)
@@ -82,7 +94,10 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
         brought=brought,
     )  # fmt: skip
     context = context_of(mesh, plan.context["attention"])
-    return Parts(plan, mesh, precision, strategy, objective, source, context, parameters, model, forward)
+    reference = None
+    if judged:
+        reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
+    return Parts(plan, mesh, precision, strategy, objective, source, context, parameters, model, forward, reference)
 
 
 def prepare(parts: Parts, *, began: float | None = None) -> Training:
@@ -99,7 +114,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     stream = Stream(parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end)
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,
-        precision=parts.precision, seed=plan.seed, context=parts.context,
+        precision=parts.precision, seed=plan.seed, context=parts.context, reference=parts.reference,
     )  # fmt: skip
     began = time.perf_counter() if began is None else began
     state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began, moved=plan.init)

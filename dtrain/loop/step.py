@@ -37,6 +37,8 @@ class StepLoss:
 
 
 Step = Callable[[Stream, int], StepLoss]
+Compare = Callable[[Batch, Any], Batch]
+"""(batch, the model's inputs) -> the batch with what the objective needs of a reference."""
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -55,10 +57,9 @@ def make_step(
     precision: Precision,
     seed: int,
     context: Context | None = None,
+    reference: Compare | None = None,
 ) -> Step:
-    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in
-    the model.
-    """
+    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
     agreement = Agreement(model, mesh)
 
@@ -85,11 +86,13 @@ def make_step(
 
         with context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
+                batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as absent:
                     model.step([inputs_of(objective, batch, context) for batch in batches], summed)
                 missing.append(absent or ())
             else:
                 for index, batch in enumerate(batches):
+                    batch = batches[index] = compared(reference, batch, objective, context)
                     with strategy.sync(model, index == len(batches) - 1) as absent:
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
@@ -142,6 +145,11 @@ def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> An
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     positions = {"position_ids": context.position_ids(first.shape[1] * context.size)}
     return {**inputs, **positions} if isinstance(inputs, Mapping) else (inputs, positions)
+
+
+def compared(reference: Compare | None, batch: Batch, objective: Objective, context: Context | None) -> Batch:
+    """`batch` with what the objective needs of the reference, if there is one."""
+    return reference(batch, inputs_of(objective, batch, context)) if reference else batch
 
 
 def gradients_of(model: nn.Module) -> list[nn.Parameter]:

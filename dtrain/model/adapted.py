@@ -1,6 +1,7 @@
 """An adapter as the rest of a run sees it: layers with added parameters, and facts for a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +14,8 @@ class Adapted(Protocol):
 
     added: Sequence[str]
     """Their names in the layer."""
+    off: bool
+    """Whether it computes what it did without them."""
 
     def init_added(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Initialise an added parameter (whole, on the CPU) in place, with random numbers from `generator` alone."""
@@ -48,3 +51,16 @@ def begin(model: nn.Module) -> None:
     """Let each layer derive what it begins with from its weights; all ranks call it."""
     for layer in layers(model).values():
         layer.begin()
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """A context in which the layers compute what they did without the adapter."""
+    mine = layers(model).values()
+    for layer in mine:
+        layer.off = True
+    try:
+        yield
+    finally:
+        for layer in mine:
+            layer.off = False

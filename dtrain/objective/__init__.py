@@ -7,7 +7,7 @@ A mean of means is wrong as soon as two microbatches have different counts
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,17 @@ class Objective(Protocol):
         An objective may also have `figures(sums, count) -> {name: number}`, for metrics that are not means, such as an
         F1 score. `sums` holds the loss and the metrics of the whole batch, or of all held-out data, by name: numbers,
         and fp64 tensors where they have dims.
+        """
+        ...
+
+
+@runtime_checkable
+class Compared(Objective, Protocol):
+    """An objective that compares the model with a frozen one, as its facts state."""
+
+    def reference(self, outputs: Any, batch: Batch) -> Tensor:
+        """The part of the frozen model's outputs that `loss` needs, which finds it in the batch under `reference`.
+        Called without gradients.
         """
         ...
 

@@ -4,16 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import copies
 from dtrain.errors import WordsError
 from dtrain.objective import Loss, add_losses, logits_of, nats
-from dtrain.objective.vocabulary import cross_entropy
+from dtrain.objective.vocabulary import HALVES, cross_entropy
 
-HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
 """The largest integer whose exp is finite in fp64."""
 COPIES = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -16,6 +17,7 @@ from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
 
+HALVES = (torch.bfloat16, torch.float16)
 CHUNK_BYTES = 64 << 20
 """Bytes of the rows that are in fp32 at a time."""
 
@@ -26,11 +28,30 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     `logits` [..., V] are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target
     outside of the vocabulary.
     """
+    return _nats(logits, targets).sum()
+
+
+def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each target [...], 0 where it is IGNORE; else as `cross_entropy`."""
+    if isinstance(logits, DTensor) or logits.dtype in HALVES:
+        return _nats(logits, targets).view(targets.shape)
+    rows = logits.float().flatten(0, -2)
+    try:
+        nats = F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none")
+    except IndexError:
+        check_targets(targets, logits.shape[-1])
+        raise
+    return nats.view(targets.shape)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of each target, flat."""
     first, whole = offset(logits)[-1], logits.shape[-1]
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
     rows = local(logits).flatten(0, -2)
     try:
-        return _CrossEntropy.apply(rows, targets.flatten(), first, whole, group)  # type: ignore
+        nats: Tensor = _CrossEntropy.apply(rows, targets.flatten(), first, whole, group)  # type: ignore
+        return nats
     except RuntimeError:
         check_targets(targets, whole)
         raise
@@ -62,10 +83,10 @@ class _CrossEntropy(torch.autograd.Function):
         if group is not None:
             dist.all_reduce(sums_2N, group=group)
         ctx.save_for_backward(logits_NV, largest_N, sums_2N[0], index_N, here_N & counts_N, counts_N)
-        return ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
+        return (sums_2N[0].log() - sums_2N[1]) * counts_N
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = torch.empty_like(logits_NV)
         for rows in _chunks(logits_NV):
@@ -74,7 +95,7 @@ class _CrossEntropy(torch.autograd.Function):
             if softmax.shape[1]:
                 each = torch.arange(len(softmax), device=softmax.device)
                 softmax[each, index_N[rows]] -= here_N[rows].to(softmax.dtype)
-            out_NV[rows] = softmax.mul_(gradient)
+            out_NV[rows] = softmax.mul_(gradient_N[rows, None])
         return out_NV, None, None, None, None
 
 

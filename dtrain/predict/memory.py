@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
+from dtrain.predict import reference
 from dtrain.predict.peak_memory import Moment, Sizes, moments, pipelined, sizes_of
 from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
@@ -59,6 +60,8 @@ def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], 
     buffers = shapes.buffers / pp + shapes.tables / cp + shapes.sample * plan.batch.local / cp
     base: Moment = {"buffers": buffers, "average": state.average}
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
+    frozen = reference.held(plan, shapes, state)
+    base |= {} if away else {"reference": frozen}
     handed = [each[-1].passes for _, each in every]
     timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
     update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}
@@ -70,7 +73,8 @@ def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], 
         state.parameters, state.gradients, state.optimizer, round(activations), round(buffers),
         round(sum(moment.values())), when, f"pp rank {rank}" if plan.mesh.pp > 1 else "",
         {name: round(size) for name, size in moment.items() if size >= 1},
-        local + away * (state.all - state.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
+        local + away * (state.all - state.average + frozen), 2 * local * bool(plan.checkpoint.get("memory")),
+        not shapes.unknown,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from dtrain.planned import Plan
 from dtrain.resolve import (
     auto,
     batch,
+    comparing,
     conflicts,
     declared,
     epochs,
@@ -77,6 +78,7 @@ RULES: tuple[Rule, ...] = (
     fit.objective,
     metrics.named,
     fit.together,
+    comparing.pairs,
     fit.synthetic,
     fit.hooks,
     conflicts.sizes,

@@ -1,7 +1,8 @@
 """Refuses values that are each allowed but conflict with each other: sizes of a model that do not divide, a model that
 does not fit its data, contradictory words, and words that nothing reads.
 
-The `_about_` of a word lists the sizes that must divide (`multiples`) or be ordered (`at_most`).
+The `_about_` of a word lists the sizes that must divide (`multiples`) or be ordered (`at_most`), and arguments that
+are read `only_with` a value of another.
 """
 
 import math
@@ -114,6 +115,13 @@ def _sizes_of(group: str, part: Any) -> Iterable[str]:
         size, limit = part.get(name), part.get(most)
         if isinstance(size, int) and isinstance(limit, int) and size > limit:
             yield f"{group}.{name}={size} is more than {group}.{most}={limit}. Type {group}.{name}={limit}."
+    for name, others in about(part).get("only_with", {}).items():
+        for other, wanted in others.items():
+            if part.get(name) and part.get(other) != wanted:
+                yield (
+                    f"{group}.{name}={part[name]}: nothing reads it with {group}.{other}={part.get(other)}. Type "
+                    f"{group}.{other}={wanted}, or leave {group}.{name} out."
+                )
 
 
 def _shapes(part: Mapping[str, Any], source: Mapping[str, Any]) -> Iterable[str]:

@@ -49,7 +49,7 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         )
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
-            f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or "
+            f"objective={chosen} needs a model of tokens, model={model} takes {takes}. Type model=gpt, or "
             "objective=classification."
         )
     if config.data.get("shift") is True and "figures" in about(part) and needs != "tokens" and not whole:

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 from dtrain import secrets
 from dtrain.build import build
 from dtrain.config import environment
+from dtrain.config.facts import about
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
@@ -38,7 +39,7 @@ from dtrain.model import blocks, construct, head_of, saved_buffers
 from dtrain.model.adapted import added
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
-from dtrain.objective import Objective, logits_of, loss_of
+from dtrain.objective import Compared, Objective, logits_of, loss_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
@@ -89,7 +90,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             watch = Watch(model, samples) if unknown else watch
     shapes = Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()),
-        _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(one.get("targets")),
+        _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
         sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
     )  # fmt: skip
     return shapes, model
@@ -117,7 +118,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
             with precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
                 watch.returns = LayoutBytes(logits=nbytes(logits_of(out)))
-                loss = loss_of(objective, out, batch).sum
+                loss = loss_of(objective, out, _compared(objective, out, batch)).sum
                 del out
             watch.begin_backward()
             loss.backward()
@@ -170,10 +171,19 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
     twice = tree_map_only(Tensor, lambda each: torch.cat([each, each]), batch)
     try:
         with precision.autocast(torch.device("cpu")):
-            loss_of(objective, call(model, objective.inputs(twice)), twice)
+            out = call(model, objective.inputs(twice))
+            loss_of(objective, out, _compared(objective, out, twice))
     except Exception:
         return False
     return True
+
+
+def _compared(objective: Objective, out: Any, batch: Any) -> Any:
+    """`batch` with what an objective that compares would find there, of the model's own outputs."""
+    if not isinstance(objective, Compared):
+        return batch
+    with torch.no_grad():
+        return {**batch, "reference": objective.reference(out, batch).detach()}
 
 
 def _why(error: Exception) -> str:
@@ -190,8 +200,10 @@ def _frames(error: Exception) -> list[tuple[FrameType, int]]:
     return [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename not in ours]
 
 
-def _tokens(targets: Any) -> int:
-    """Targets per sample: the length of a sequence, otherwise 1."""
+def _tokens(plan: Plan, targets: Any) -> int:
+    """Targets per sample: the length of a sequence, of two of a pair, otherwise 1."""
+    if isinstance(targets, Tensor) and about(plan.objective).get("pairs"):
+        return targets[0].numel()
     is_sequence = isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point()
     return int(targets.shape[1]) if is_sequence else 1
 

@@ -120,7 +120,7 @@ def test_a_mask_is_given_where_it_is_asked_for(source: Any) -> None:
 
 
 def test_a_pair_is_two_rows_of_one_sample(source: Any, folder: Path) -> None:
-    made, tokenizer = source(talks.pairs()), Tokenizer(described(str(folder / "tk"), None))
+    made, tokenizer = source(talks.pairs(), mask=True), Tokenizer(described(str(folder / "tk"), None))
     batch = whole(made)
     ids, mask, targets = batch["inputs"]["input_ids"], batch["inputs"]["attention_mask"], batch["targets"]
     assert ids.shape == mask.shape == targets.shape == (30, 2, 128)
@@ -129,6 +129,7 @@ def test_a_pair_is_two_rows_of_one_sample(source: Any, folder: Path) -> None:
     assert learnt[0].startswith("It is ") and learnt[1].startswith("no ")
     texts = [tokenizer.decode(row.tolist()) for row in ids[0]]
     assert texts[0].split("It is")[0] == texts[1].split("no ")[0]
+    assert torch.equal(whole(source(talks.pairs()))["inputs"], ids)
 
 
 def test_what_is_held_out_is_not_trained_on(source: Any) -> None:

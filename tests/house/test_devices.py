@@ -139,7 +139,7 @@ WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/adopt.py:_read_into", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
         "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
-        "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
+        "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/dpo.py:DPO.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "arrays of numpy: rows of files, and their order": (
@@ -152,7 +152,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),

@@ -55,6 +55,7 @@ WITH = {
     ("data", "ray"): ("data.path=rows.parquet", "data.inputs=x", "data.targets=y", "objective=regression"),
     ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),
     ("objective", "classification"): ("model=cnn", "data=synthetic"),
+    ("objective", "dpo"): ("data=dataset", "data.dataset._target_=torch.nn.ModuleList"),
     ("objective", "regression"): ("model=mlp", "data=synthetic"),
 }
 """What must be said beside a word because it cannot be guessed; all other words are complete alone."""

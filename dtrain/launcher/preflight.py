@@ -26,6 +26,7 @@ from dtrain.weights.place import is_ours, open_at
 
 FEWEST_FILES, TASKS = 32, 16
 """Open files of a single rank, and its threads beside those that compute."""
+IMAGES = ("images", "webdataset")
 LOOKED_AT = 1 << 24
 """Tokens of a file that are checked before the launch: ranks check those they train on."""
 PADDED = 128
@@ -167,6 +168,8 @@ def _data(plan: Plan) -> Iterable[str]:
 
             if shards.is_manifest(path):
                 return _shards(part, path)
+        if about(part).get("files") in IMAGES:
+            return ""  # a listing of its own, as there may be millions
         files = store.find(path)
         return _tokens(part, files) if files else "no file is there."
 
@@ -192,7 +195,7 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str]) -> Iterable[
     format = about(part).get("files")
     if format == "tokens" or not (format or part.get("column")):
         return
-    from dtrain.storage import rowfile  # numpy, as below
+    from dtrain.storage import records, rowfile  # numpy, as below
 
     resumes = any(one.is_committed for one in attempts.listed(plan.out))
     try:
@@ -201,6 +204,8 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str]) -> Iterable[
 
             pairs = bool(about(plan.objective).get("pairs"))
             text = files.problem({**part, "path": paths}, resumes=resumes, pairs=pairs)
+        elif format in IMAGES:
+            text = records.problem({**part, "path": paths}, format, resumes=resumes)
         else:
             reader = rowfile.reader_of(part, paths, format)
             text = rowfile.problem(reader, reader.found(paths), part, resumes=resumes)

@@ -115,7 +115,15 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
                 f"data.task={data['task']}: the objective of this run is {task}. Type objective={data['task']}, or "
                 "leave data.task out."
             )
-    return {"data": data}
+    return {"data": _seeded(data, config.seed)}
+
+
+def _seeded(data: Part, seed: int) -> Part:
+    """The data, in which a seed that is `auto` is that of the run, also in the sources of a mixture."""
+    name = about(data).get("parts")
+    if name:
+        data = {**data, name: {source: _seeded(part, seed) for source, part in data[name].items()}}
+    return {**data, "seed": seed} if data.get("seed") == "auto" else data
 
 
 def _with_figures(part: Part, **known: str) -> Part:

@@ -70,18 +70,18 @@ def kept(
     process that needs it, or when the file has changed. `beside`: suffixes of other files that it makes. Raises
     StoreError.
     """
-    stem = _stem(cache, url, how)
-    with locked(stem):
-        now, facts = store.fingerprint(url), _read(stem)
-        if facts is None or facts["fingerprint"] != now or not all(Path(f"{stem}{end}").exists() for end in beside):
-            facts = {"path": secrets.masked(url), "fingerprint": now, **make(stem)}
-            store.write(f"{stem}.json", json.dumps(facts).encode())
-    return facts, stem
+    at = stem(cache, url, how)
+    with locked(at):
+        now, facts = store.fingerprint(url), facts_of(at)
+        if facts is None or facts["fingerprint"] != now or not all(Path(f"{at}{end}").exists() for end in beside):
+            facts = {"path": secrets.masked(url), "fingerprint": now, **make(at)}
+            store.write(f"{at}.json", json.dumps(facts).encode())
+    return facts, at
 
 
 def outdated(cache: Path, url: str, how: Sequence[Any]) -> dict[str, Any] | None:
     """The facts of a file's index, if the file is another than when it was made. Raises StoreError."""
-    facts = _read(_stem(cache, url, how))
+    facts = facts_of(stem(cache, url, how))
     return None if facts is None or facts["fingerprint"] == store.fingerprint(url) else facts
 
 
@@ -123,13 +123,29 @@ def folder(cache: str | None) -> Path:
     return Path(cache or base).expanduser()
 
 
-def _stem(cache: Path, url: str, how: Sequence[Any]) -> Path:
+def stem(cache: Path, url: str, how: Sequence[Any]) -> Path:
+    """Where the index of a file is kept, without suffix."""
     return cache / hashlib.sha256(json.dumps([VERSION, url, *how]).encode()).hexdigest()[:32]
 
 
-def _read(stem: Path) -> dict[str, Any] | None:
+def facts_of(stem: Path) -> dict[str, Any] | None:
+    """The facts of an index; None if there is none."""
     try:
         facts: dict[str, Any] = json.loads(Path(f"{stem}.json").read_text())
     except (OSError, ValueError):
         return None
     return facts if isinstance(facts, dict) and {"fingerprint", "sizes", "sha256", "kinds"} <= {*facts} else None
+
+
+def save(stem: Path, table: NDArray[np.int64], names: Sequence[bytes]) -> None:
+    """Write the arrays of an index: `table`, and the names that it divides."""
+    for end, data in ((".npy", None), (".names", b"".join(names))):
+        part = Path(f"{stem}{end}.part")
+        with part.open("wb") as file:
+            np.save(file, table) if data is None else file.write(data)
+        part.replace(part.with_suffix(""))
+
+
+def forget(stem: str) -> None:
+    """Have the next run make an index again."""
+    Path(f"{stem}.json").unlink(missing_ok=True)

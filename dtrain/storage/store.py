@@ -101,11 +101,11 @@ def parts(url: str, begins: Sequence[int], count: int) -> list[bytes]:
     )
 
 
-def opened(url: str, act: Callable[[Any], T]) -> T:
-    """Call `act` with a file of other storage, of which each read is one request. Raises StoreError."""
+def opened(url: str, act: Callable[[Any], T], block: int = 0) -> T:
+    """Call `act` with a file of other storage; a read is one request, or one of `block` bytes. Raises StoreError."""
 
     def whole(fs: Any, path: str) -> T:
-        with fs.open(path, "rb", cache_type="none") as file:
+        with fs.open(path, "rb", cache_type="blockcache" if block else "none", block_size=block or BLOCK) as file:
             return act(file)
 
     return elsewhere("read", url, whole)

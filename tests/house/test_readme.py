@@ -11,6 +11,7 @@ from pathlib import Path
 import commands
 import pytest
 from chat import talks
+from data import drawn
 from data.files import rows, write
 
 from dtrain.cluster import Cluster
@@ -143,6 +144,7 @@ HELD = {
     "data.md": {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
+        "python -m dtrain model=cnn": "test_the_commands_of_images_run",
         "python -m dtrain tokenize": "test_the_commands_of_tokens_run",
         "python -m dtrain objective=next_token": "the same",
     },
@@ -269,6 +271,19 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
     for number, line in enumerate(lines):
         small = ["data.sequence=16"] if "model=mlp" not in line else []
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
+        assert "finished after 2 steps" in trained(tmp_path, *words)
+
+
+@pytest.mark.campaign("documents")
+def test_the_commands_of_images_run(tmp_path: Path) -> None:
+    drawn.folder(tmp_path / "flowers", 8)
+    drawn.folder(tmp_path / "flowers_val", 2)
+    table = [f"flowers/{kind}/{number}.jpg,{kind}\n" for kind in ("rose", "tulip") for number in range(8)]
+    (tmp_path / "labels.csv").write_text("file,kind\n" + "".join(table))
+    for number in (0, 1):
+        drawn.shard(tmp_path / f"shards/{number:03d}.tar", drawn.samples(12 * number, 12))
+    for number, line in enumerate(block("docs/data.md", "python -m dtrain model=cnn").splitlines()):
+        words = [*shlex.split(line)[3:], "steps=2", "batch=8", "model.width=8", "hook=[]", f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
 
 

@@ -47,6 +47,8 @@ WITH = {
     ("data", "mixture"): ("data.of={a: {data: text}}", "data.weights={a: 1}"),
     ("data", "chat"): ("data.path=chats.jsonl", "data.tokenizer=models/llama"),
     ("data", "hf"): ("data.path=saved", "data.targets=y", "objective=regression"),
+    ("data", "images"): ("data.path=flowers", "model=cnn"),
+    ("data", "webdataset"): ("data.path=a.tar", "model=cnn"),
     ("data", "jsonl"): ("data.path=rows.jsonl", "data.targets=y", "objective=regression"),
     ("data", "csv"): ("data.path=rows.csv", "data.targets=y", "objective=regression"),
     ("data", "parquet"): ("data.path=rows.parquet", "data.targets=y", "objective=regression"),

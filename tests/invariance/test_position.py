@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from data.drawn import build, build_shards, folder, samples, shard
 from invariance.seen import Jitter, Numbered
 from pool import ranks
 from safetensors.torch import load_file
@@ -106,6 +107,8 @@ def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
     rows = [{"x": i, "y": 2 * i} for i in range(100)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=9)
+    flowers = folder(tmp_path / "flowers")
+    shards = [shard(tmp_path / f"{first}.tar", samples(first, 15)) for first in (0, 15)]
     return {
         "text": lambda: Text(path=str(corpus), sequence=64, tokenizer="bytes", holdout=0.1, cache=None),
         "tokens": lambda: Tokens(
@@ -127,12 +130,14 @@ def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
             },
             weights={"a": 0.7, "b": 0.3},
         ),
+        "images": lambda: build(flowers, tmp_path, augment="crop_flip"),
+        "webdataset": lambda: build_shards(shards, tmp_path, augment="crop_flip"),
         "parquet": lambda: parquet.build(**ROWS, path=str(tmp_path / "rows.parquet"), cache=str(tmp_path)),
     }
 
 
 NAMES = (
-    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample", "jsonl", "parquet", "mixture",
+    "text", "tokens", "synthetic", "synthetic regression", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample", "jsonl", "parquet", "mixture", "images", "webdataset",
 )  # fmt: skip
 
 

@@ -1,0 +1,156 @@
+"""Images and their classes as samples: bytes by index, decoded by the rank or by processes of their own. A random crop
+depends on the seed, the pass and the image alone.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dtrain.data import Batch, Indices, Loading
+from dtrain.data.order import _mix64
+from dtrain.data.pixels import Form, NoImage
+from dtrain.data.split import Scattered
+from dtrain.data.workers import Workers
+from dtrain.errors import PreflightError
+from dtrain.lifecycle import loaders
+from dtrain.storage import records
+from dtrain.storage.records import Records
+from dtrain.storage.rowindex import folder
+
+NORMS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "half": ((0.5,) * 3, (0.5,) * 3)}
+"""Mean and standard deviation by name; grey images have the mean of the three."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Reads images of `images` by index, and makes batches of them. `seed` None: nothing is drawn."""
+
+    images: Records
+    form: Form
+    seed: int | None
+
+    def batch(self, index: Indices, epoch: Indices) -> tuple[Tensor, Tensor]:
+        """(images [B, channels, height, width] of fp32, classes [B]). Raises PreflightError, with the name of what is
+        no image.
+        """
+        out = np.empty((len(index), self.form.channels, *self.form.size), np.float32)
+        for place, data in enumerate(self.images.read(index)):
+            number = int(index[place])
+            loaders.note(number)
+            try:
+                self.form.read(data, out[place], self._draws(number, int(epoch[place])))
+            except NoImage as error:
+                raise PreflightError(f"data.path: {self.images.name(number)} {error}.") from None
+        return torch.from_numpy(out), torch.from_numpy(self.images.labels(index))
+
+    def _draws(self, index: int, epoch: int) -> np.random.Generator | None:
+        if self.seed is None:
+            return None
+        return np.random.Generator(np.random.Philox(key=[_mix64(_mix64(self.seed) ^ epoch), index]))
+
+
+class Pictures:
+    """A Source of the part `split` of images. `held`: the images that are held out, if they are others; `places`: the
+    number of each of their classes among those that are trained on.
+    """
+
+    loading: Loading = "thread"
+    dense = True
+
+    def __init__(
+        self, decoder: Decoder, split: Scattered, *, outputs: int, workers: int, held: Records | None = None,
+        places: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        self._decoder, self._split, self._outputs, self._workers = decoder, split, outputs, workers
+        self._held, self._places = held, places
+
+    @property
+    def classes(self) -> Sequence[str] | int:
+        return self._decoder.images.classes
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        form = self._decoder.form
+        return {"inputs": [form.channels, *form.size], "kind": "float32", "outputs": self._outputs}
+
+    @property
+    def fingerprint(self) -> str:
+        form = hashlib.sha256(repr(self._decoder.form).encode()).hexdigest()[:8]
+        return f"images-{len(self._decoder.images)}-{self._decoder.images.digest[:32]}-{form}"
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        index = self.original(index)
+        if self._workers:
+            parts = self._processes.read(index, epoch)
+            inputs, targets = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+        else:
+            inputs, targets = self._decoder.batch(index, epoch)
+        if self._places is not None:
+            targets = torch.from_numpy(np.array(self._places)[targets.numpy()])
+        return {"inputs": inputs, "targets": targets}
+
+    def original(self, index: Indices) -> Indices:
+        """Numbers of these samples among all images."""
+        return self._split.original(index)
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        return self._split.order(positions, seed=seed)
+
+    def holdout(self) -> "Pictures | None":
+        return self._heldout
+
+    @cached_property
+    def _heldout(self) -> "Pictures | None":
+        images, split = self._decoder.images, self._split.rest()
+        if self._held is not None:
+            images, split = self._held, Scattered.of(len(self._held), 0)
+        if split is None:
+            return None
+        decoder = Decoder(images, self._decoder.form, None)
+        return Pictures(decoder, split, outputs=self._outputs, workers=self._workers, places=self._places_of(images))
+
+    def _places_of(self, images: Records) -> list[int] | None:
+        return None if self._held is None else records.same_classes(self.classes, images.classes)
+
+    @cached_property
+    def _processes(self) -> Workers:
+        return Workers(self._decoder.batch, self._workers)
+
+
+def build(
+    format: str, *, path: Any, holdout_path: Any, holdout: float, image: str, label: str, size: int | Sequence[int],
+    colors: str, fit: str, centre: float, augment: str, scale: Sequence[float], normalize: Any, seed: int,
+    workers: int, cache: str | None,
+) -> Pictures:  # fmt: skip
+    """A Source of all images. Raises PreflightError, with the file, for one that is none."""
+    sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    channels = 3 if colors == "rgb" else 1
+    mean, std = _norm(normalize, channels)
+    form = Form(sides, channels, fit, centre, mean, std, tuple(scale))
+    where = folder(cache)
+    images = records.opened(format, path, where, image=image, label=label)
+    held = None if holdout_path is None else records.opened(format, holdout_path, where, image=image, label=label)
+    return Pictures(
+        Decoder(images, form, None if augment == "none" else seed),
+        Scattered.of(len(images), 0 if held else holdout), outputs=records.number_of(images.classes), workers=workers,
+        held=held,
+    )  # fmt: skip
+
+
+def _norm(normalize: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) of each channel."""
+    if normalize == "none":
+        return (0.0,) * channels, (1.0,) * channels
+    if isinstance(normalize, str):
+        whole = NORMS[normalize]
+        return whole if channels == 3 else ((sum(whole[0]) / 3,), (sum(whole[1]) / 3,))
+    return tuple(map(float, normalize["mean"])), tuple(map(float, normalize["std"]))

@@ -33,11 +33,12 @@ def generate(plan: Plan) -> Result:
         options = {name: plan.generate[name] for name in ("tokens", "temperature", "top_p")}
         prompt = source.encode(str(plan.generate["prompt"]))
         show = _Shown(source.decode) if parts.mesh.rank == 0 else None
+        single = watch(parts.forward, parts.mesh, parts.precision, step=plan.mesh.tp)  # of the same length each time
         is_whole = plan.mesh.pp == plan.mesh.cp == 1  # the model and each sequence are in one place
-        with kv_cache(parts.model) if is_whole else nullcontext() as cache:
+        with kv_cache(parts.model, padded=plan.tokens_step > 1) if is_whole else nullcontext() as cache:
             tokens = complete(
-                lambda tokens: answer(forward(tokens)), prompt, context=context, seed=plan.seed, cache=cache,
-                show=show, **options,
+                lambda new: answer((single if new.shape[1] == 1 else forward)(new)),
+                prompt, context=context, seed=plan.seed, cache=cache, show=show, **options,
             )  # fmt: skip
         text = source.decode(tokens)
         if show:

@@ -3,6 +3,8 @@
 Shapes: B sequences, T new tokens of each, K key-value heads, D head width.
 """
 
+import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+TAKES = {"cache", "past_key_values"}
+"""Argument of a model of transformers that takes a cache, by version."""
 ROOM = 64
 """Positions that a cache has room for at first; it doubles when they are full."""
 
@@ -72,9 +76,68 @@ class LayerCache:
         return self._kept
 
 
+class TransformersCache(KVCache):
+    """The cache of a model of transformers, for one sequence; `inner` is of its own classes. `padded`: a forward may
+    get more tokens than are kept.
+    """
+
+    def __init__(self, model: Any, *, padded: bool) -> None:
+        super().__init__()
+        self._model, self._padded, self._takes, self._seen = model, padded, _takes(model), 0
+        self.inner: Any = None
+
+    def begin(self, sequences: int) -> None:
+        """Raises ValueError for several sequences, whose lengths may differ."""
+        if sequences != 1:
+            raise ValueError("the cache of a model of transformers is of one sequence")
+        super().begin(sequences)
+        self._seen, self.inner = 0, sys.modules["transformers"].DynamicCache(config=self._model.config)
+        if self._padded and self.can_forget:
+            self.inner.activate_past_recording()
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether tokens can be removed from the end: not from the state of a recurrence."""
+        return hasattr(self.inner, "activate_past_recording") and not any(self.inner.is_linear)
+
+    def advance(self, tokens_B: Tensor) -> None:
+        super().advance(tokens_B)
+        if self._padded:
+            self.inner.crop(int(self.lengths_B) - self._seen)
+            self._seen = int(self.lengths_B)
+
+    def add(self, _: nn.Module, args: Any, arguments: Any) -> tuple[Any, Any]:
+        """Give the cache to a forward."""
+        tokens_BT: Tensor = args[0] if args else arguments["input_ids"]
+        self._seen += tokens_BT.shape[1]
+        return args, arguments | dict.fromkeys(self._takes, self.inner) | {"use_cache": True}
+
+
+def _takes(model: Any) -> set[str]:
+    """The argument of a decoder of transformers for a cache; none of another model."""
+    known = sys.modules.get("transformers")
+    if not known or not isinstance(model, known.PreTrainedModel) or model.config.is_encoder_decoder:
+        return set()
+    return inspect.signature(model.forward).parameters.keys() & TAKES if model.can_generate() else set()
+
+
 @contextmanager
-def kv_cache(model: nn.Module) -> Iterator[KVCache | None]:
-    """A context in which a model that `keeps_keys` is called with the new tokens alone; None for another model."""
+def kv_cache(model: nn.Module, *, padded: bool = False) -> Iterator[KVCache | None]:
+    """A context in which a model that `keeps_keys`, or a decoder of transformers, is called with the new tokens alone;
+    None for another model. `padded`: with more tokens behind them, which are not kept.
+    """
+    if _takes(model):
+        theirs = TransformersCache(model, padded=padded)
+        theirs.begin(1)
+        if padded and not theirs.can_forget:
+            yield None
+            return
+        hook = model.register_forward_pre_hook(theirs.add, with_kwargs=True)
+        try:
+            yield theirs
+        finally:
+            hook.remove()
+        return
     if not getattr(model, "keeps_keys", False):
         yield None
         return

@@ -1,15 +1,23 @@
 """A model that keeps keys and values says what it says without, for sequences of any lengths."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from small import PARTS, STRATEGIES, on_mesh
 from torch import nn
 
+from dtrain.build import build
+from dtrain.evaluation.session import watch
+from dtrain.mesh import Mesh
 from dtrain.model.cache import ROOM, kv_cache
 from dtrain.model.gpt import GPT
 from dtrain.model.moe import MoE
 from dtrain.model.sampling import complete
+from dtrain.objective import answer
+from dtrain.parallel.order import parallelize
 
 SIZES = {"vocab": 32, "layers": 2, "heads": 4, "width": 32}
 MODELS = {
@@ -66,3 +74,84 @@ def test_text_is_the_same_beyond_the_context_too(model: nn.Module, temperature: 
 def test_another_model_keeps_nothing() -> None:
     with kv_cache(nn.Linear(2, 2)) as cache:
         assert cache is None
+
+
+HF: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 2}),
+    "gemma3": ("Gemma3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}),
+}
+
+
+def of_transformers(kind: str) -> nn.Module:
+    name, more = HF[kind]
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    made: Any = getattr(transformers, name)
+    model: nn.Module = made(made.config_class(**({"vocab_size": 64} if kind == "gpt2" else sizes), **more))
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2, generator=draw)
+    return model.eval()
+
+
+def texts(mesh: Mesh, kind: str) -> tuple[list[int], list[int], list[int]]:
+    """The text without a cache and with one, on a mesh; and the lengths of what the model was called with."""
+    model = of_transformers(kind)
+    strategy = build(STRATEGIES["fsdp"] if mesh.shape.dp_shard > 1 else PARTS["strategy"])
+    precision = build(PARTS["precision"])
+    parallelize(model, mesh, strategy, precision=precision, seed=0)
+    whole, single = (
+        watch(model, mesh, precision, step=step) for step in (8 if mesh.shape.tp > 1 else 1, mesh.shape.tp)
+    )
+    seen = list[int]()
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.shape[1])
+        return answer((single if tokens.shape[1] == 1 else whole)(tokens))
+
+    words: dict[str, Any] = {"tokens": 30, "context": 24, "temperature": 1.0, "seed": 3}
+    alone = complete(forward, [1, 2, 3], **words)
+    seen.clear()
+    with kv_cache(model, padded=mesh.shape.tp > 1) as cache:
+        return alone, complete(forward, [1, 2, 3], cache=cache, **words), seen
+
+
+@pytest.mark.parametrize("kind", HF)
+@pytest.mark.parametrize("degrees", [{}, {"dp_shard": 2}, {"tp": 2}], ids=str)
+def test_models_of_transformers_keep_them_in_their_own_cache(kind: str, degrees: dict[str, int]) -> None:
+    if kind == "gpt2" and "tp" in degrees:
+        pytest.skip("it has no plan for tp")
+    (one, *_) = on_mesh(lambda mesh: texts(mesh, kind))
+    for alone, kept, seen in on_mesh(lambda mesh: texts(mesh, kind), **degrees):
+        assert alone == kept == one[0]
+        assert seen == [3, *[1] * 21, *[24] * 8]
+
+
+def test_models_that_do_not_decode_keep_nothing() -> None:
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 9,
+    }
+    for model in (
+        transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
+        transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
+    ):
+        with kv_cache(model) as cache:
+            assert cache is None
+    recurrent = transformers.MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2)
+    with kv_cache(transformers.MambaForCausalLM(recurrent), padded=True) as cache:
+        assert cache is None
+    with kv_cache(of_transformers("llama")) as cache, pytest.raises(ValueError, match="of one sequence"):
+        assert cache
+        cache.begin(2)

@@ -8,9 +8,8 @@ are for; a storage counts once, with all its bytes.
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -89,7 +88,6 @@ class Meter(TorchDispatchMode):
         optimizer: Any,
         buckets: list[Any],
         standing: list[Any],
-        between: Callable[[], list[Any]],
     ) -> None:
         super().__init__()
         self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
@@ -103,7 +101,6 @@ class Meter(TorchDispatchMode):
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
         steady = sizes([*self.resting, *self.state]).keys()
         self.standing = [weakref.ref(each) for each in standing if each._cdata not in steady]
-        self.between = between
         self._alive: dict[int, Any] = {}
         self._held: dict[int, list[int]] = {}
         self._buckets, self._gathers, self._reduces = buckets, [], []
@@ -152,7 +149,7 @@ class Meter(TorchDispatchMode):
         self._note("hooks", {key: nbytes for key, (nbytes, _) in self._held.items() if key not in others})
 
     def backward_begins(self) -> None:
-        self._note("kept", self.rest() | sizes(self.between()))
+        self._note("kept", self.rest())
 
     def pack(self, tensor: Tensor) -> Held:
         with _disable_current_modes():
@@ -165,7 +162,9 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         made = {
-            each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))
+            each._cdata: each
+            for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))
+            if each.device.type != "meta"
         }
         new = [key for key in made if key not in self._alive or self._alive[key]() is None]
         self._alive |= {key: weakref.ref(each) for key, each in made.items()}
@@ -272,7 +271,6 @@ def count(plan: Plan) -> dict[str, int]:
             optimizer,
             buckets,
             standing,
-            partial(_between, wrapped),
         )
         del standing
         found = _watched(step, update, stream, meter)
@@ -315,20 +313,6 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
     with meter:
         update()
     return meter.peak | found
-
-
-def _between(wrapped: nn.Module) -> list[Any]:
-    """What a pipeline's schedule keeps to receive into, or was handed by a stage of the same rank."""
-    runner = getattr(wrapped, "_runner", None)
-    stages = getattr(runner, "_stages", None) or [runner._stage] if runner else []
-    entries = [
-        entry
-        for stage in stages
-        for table in (stage.args_recv_info, stage.grad_recv_info)
-        for entries in table.values()
-        for entry in entries
-    ]
-    return [storage(entry.buffer) for entry in entries if getattr(entry, "buffer", None) is not None]
 
 
 def storages() -> list[Any]:

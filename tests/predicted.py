@@ -151,5 +151,5 @@ def _row(memory: Memory, found: Sequence[dict[str, Any]]) -> Row:
         "gradients": (memory.gradients, most["end"]),
         "optimizer": (memory.optimizer, most["state"]),
     }
-    kept = memory.activations + memory.moment.get("between stages", 0)
+    kept = memory.activations + memory.moment.get("inputs", 0)
     return Row(exact, kept / most["kept"], memory.peak / most["total"])

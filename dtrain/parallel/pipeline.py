@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
 from dtrain.config.facts import fact
@@ -16,6 +16,7 @@ from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
+from dtrain.parallel.receive import ReceivingStage
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
@@ -161,7 +162,7 @@ class Pipeline(nn.Module):
         shapes = [torch.empty_like(x, device="meta", requires_grad=x.is_floating_point()) for x in self._crossing]
         self._crossing = []
         stages = [
-            PipelineStage(
+            ReceivingStage(
                 stage, index, len(self.owners), self._device,
                 input_args=(shapes[index],), output_args=(shapes[index + 1],), group=self._group,
             )
@@ -175,7 +176,7 @@ class Pipeline(nn.Module):
         kind = getattr(schedules, runner)
         return kind(stages[0] if issubclass(kind, schedules.PipelineScheduleSingle) else stages, **how)
 
-    def _in_order(self, stages: list[PipelineStage], how: Mapping[str, Any]) -> Any:
+    def _in_order(self, stages: list[ReceivingStage], how: Mapping[str, Any]) -> Any:
         """The actions of a schedule that torch does not have, with the transfers that they need."""
         runner = schedules._PipelineScheduleRuntime(stages, **how)
         actions: dict[int, list[schedules._Action | None]] = {

@@ -61,13 +61,14 @@ def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     saved, peak_live = _activations(plan, shapes, block)
+    split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
         sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
-        saved * micro, peak_live * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
+        saved * micro, peak_live * micro, block.passes * flowing(plan).param * micro / split,
         *(block.saved[way].of(plan) * micro for way in ("saved_input", "saved_output", "deferred_wgrad", "ends")),
     )  # fmt: skip
 
@@ -210,34 +211,35 @@ def pipelined(
     returns = shapes.returns.of(plan) * plan.batch.microbatch
     flights = {stage: _flight(plan, some, stage, handed, returns) for stage, some in mine.items()}
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    # the inputs of all microbatches, concatenated
-    between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}
+    # of all microbatches, concatenated
+    inputs = {"inputs": shapes.inputs * plan.batch.local / plan.mesh.cp}
     largest = max(size.made if state.shards else size.largest for size in blocks)
     for most, own in _in_flight(plan, flights, rank):
         here = {"activations": most, "inside a block": own}
-        yield "backward", here | both | between | {"gradients on their way": largest}
+        yield "backward", here | both | inputs | {"gradients on their way": largest}
     if state.shards:
         way = max(size.sent for size in blocks) + total(blocks, "end")
-        yield "reduction", both | between | {"gradients on their way": way}
+        yield "reduction", both | inputs | {"gradients on their way": way}
 
 
 @dataclass(frozen=True)
 class Flight:
     """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
-    `sent` to another rank. In its backward: live memory `inside` a block, then the gradient sent (`returned`), and
-    memory that waits for the weight backward (`left`).
+    `sent` to another rank. In its backward: the gradient that was `received`, live memory `inside` a block, then the
+    gradient sent (`returned`), and memory that waits for the weight backward (`left`).
     """
 
     saved: float
     sent: float
+    received: float
     inside: float
     returned: float
     left: float
 
 
 def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
-    """Memory of one microbatch in a stage. Tensors from other ranks are in receive buffers (`_between`); a stage on the
-    same rank gets the tensor itself.
+    """Memory of one microbatch in a stage. What comes from another rank is in a receive buffer until it was used; a
+    stage on the same rank gets the tensor itself.
 
     The graph below a weight stays alive until its gradient is computed (torch/distributed/pipelining/_backward.py of
     torch 2.13); the first stage leaves everything to the weight backward.
@@ -246,11 +248,14 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
     first, last = stage == 0, stage == len(owners) - 1
     saved = total(blocks, "saved") + total(blocks, "casts")
     most = max(sum(inside(place).values()) for place in places(blocks)) - saved
+    before, behind = (0 <= other < len(owners) and owners[other] != owners[stage] for other in (stage - 1, stage + 1))
+    own = 0.0 if first else blocks[0].saved_input
     return Flight(
-        saved + returns * last - (0.0 if first else blocks[0].saved_input),
-        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output) * (owners[stage + 1] != owners[stage]),
+        saved + returns * last + (max(own, handed[stage - 1]) if before else 0.0) - own,
+        max(0.0, handed[stage] - blocks[-1].saved_output) if behind else 0.0,
+        handed[stage] if behind else 0.0,
         most,
-        0.0 if first else handed[stage - 1] * (owners[stage - 1] != owners[stage]),
+        handed[stage - 1] if before else 0.0,
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
     )
 
@@ -264,7 +269,7 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
     count, shape = plan.batch.accumulate, plan.pipeline
     if fact(shape.order, "keeps") == "all":
         every = count * sum(each.saved + each.sent for each in flights.values())
-        yield every, max(each.inside for each in flights.values())
+        yield max((every + each.received, each.inside) for each in flights.values())
         return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
@@ -275,7 +280,7 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
         if kind == "F":
             flying += here.saved + here.sent
             continue
-        best = max(best, (flying, here.inside * (kind != "W")), key=sum)
+        best = max(best, (flying + here.received * (kind != "W"), here.inside * (kind != "W")), key=sum)
         flying += here.returned * ends * (kind in "BI") + here.left * (kind == "I")
         most = max(most, flying)
         if kind != "I":
@@ -283,12 +288,6 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
     more = ends * (count - few) * sum(each.sent + each.returned for each in flights.values())
     yield best[0] + more, best[1]
     yield most + more, 0.0
-
-
-def _between(plan: Plan, handed: Sequence[float], rank: int) -> float:
-    """Receive buffers: torch's schedules allocate one for each neighbour and microbatch."""
-    over = [0.0, *handed[:-1], 0.0]  # before and after each stage
-    return plan.batch.accumulate * sum(over[stage] + over[stage + 1] for stage in _owned(plan, rank))
 
 
 def _owned(plan: Plan, rank: int) -> list[int]:

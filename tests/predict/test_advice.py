@@ -57,7 +57,6 @@ def test_devices_that_nobody_uses_are_the_first_thing_to_type() -> None:
 
 
 def test_a_pipeline_that_is_too_long_is_made_shorter() -> None:
-    """Torch keeps room between stages for every microbatch: half the stages have half as many."""
     words = (
         B8.replace("layers=32", "layers=128")
         .replace("width=4096", "width=16384")

@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from predicted import ALL, FOREIGN, QUICK, Compared, compare, planned
+from metering import count
+from pool import resident
+from predicted import ALL, FOREIGN, PIPELINE, QUICK, Compared, compare, planned
 from small import plan
 
 from dtrain.cluster import Cluster
@@ -75,6 +77,16 @@ def test_so_are_those_of_models_that_are_not_dtrains(words: str) -> None:
 @pytest.mark.parametrize("words", [words for words in FOREIGN if words not in SEEN])
 def test_so_are_those_of_more_of_them(words: str) -> None:
     check(words)
+
+
+def test_a_pipeline_holds_no_more_of_more_microbatches() -> None:
+    few, many = (
+        resident(2, count, planned(f"{PIPELINE} {words} remat=full"), seconds=300)
+        for words in ("", "accumulate=8 batch=16")
+    )
+    samples = 8 * (64 + 1) * 8  # eight more, of 64 tokens and a number
+    for one, other in zip(few, many, strict=True):
+        assert other["kept"] - one["kept"] <= samples
 
 
 def test_the_moment_of_the_peak_adds_up() -> None:

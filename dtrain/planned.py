@@ -153,7 +153,10 @@ class Plan:
     """Name of the figure, without eval_ -> a dtrain.metric.Metric, or one of torchmetrics."""
     stop: Mapping[str, Any]
     """Arguments of dtrain.evaluation.patience.Patience, which ends a run early; empty: nothing does."""
+    evaluate_sets: Mapping[str, Part]
+    """Name -> further held-out data."""
     generate: Mapping[str, Any]
+    predict: Mapping[str, Any]
     launcher: Part
     backend: Part
     strategy: Part

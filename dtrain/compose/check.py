@@ -15,7 +15,7 @@ from dtrain.compose import here
 from dtrain.config import constraints, files, grammar
 from dtrain.config.elsewhere import OURS
 from dtrain.config.facts import SHARED, about
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED
+from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, NAMED
 from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut, typed_at
 from dtrain.config.word import spelling as quoted
@@ -129,7 +129,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield (
             f"{label}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
         )
-    elif word.key not in ALLOWED:
+    elif word.key not in ALLOWED and not word.key.startswith(tuple(f"{key}." for key in HOLD_DATA)):
         yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key)}"
 
 

@@ -20,6 +20,8 @@ NAMED = {"pipeline.schedule": "pipeline"}
 """Key -> the folder of conf/ whose words it takes."""
 LISTED = {"evaluate.metrics": "metric"}
 """Key -> the folder of conf/ of whose words it takes a list."""
+HOLD_DATA = ("evaluate.sets", "predict.data")
+"""Keys below which stand words of `data`, as in evaluate.sets.dev.path; dtrain/resolve/sets.py judges them."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words; the arguments of each are under `<group>.<word>`."""
 
@@ -129,6 +131,7 @@ class Schema:
     evaluate: sections.Evaluate = section(sections.Evaluate, "")
     stop: sections.Stop = section(sections.Stop, "ends a run that no longer improves", "aside")
     generate: sections.Generate = section(sections.Generate, "", "aside")
+    predict: sections.Predict = section(sections.Predict, "", "aside")
     verify: sections.Verify = section(sections.Verify, "", "aside")
     requires: sections.Requires = section(sections.Requires, "checked before the run starts; for recipes", "aside")
     expect: sections.Expect = section(

@@ -82,6 +82,12 @@ class Evaluate:
         "metrics beside those of the objective, such as [top5, f1]; or a class of torchmetrics, "
         "[{_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}] with trust=[torchmetrics]",
     )
+    sets: dict[str, Any] = key(
+        "mapping",
+        {},
+        "further held-out data: name -> what is other than in `data`, such as {dev: {path: dev.csv}}, or a word with "
+        "its arguments; figures are eval_<name>_loss and so on",
+    )
 
 
 @dataclass
@@ -101,6 +107,27 @@ class Generate:
     tokens: int = key("int >= 1 tokens", 400, "tokens to generate")
     temperature: float = key("number >= 0", 0.8, "sampling temperature; 0: always the most likely token")
     top_p: float = key("number > 0 and <= 1", 1.0, "draw from the likeliest tokens that together have this probability")
+
+
+@dataclass
+class Predict:
+    to: str | None = key(
+        "some text or null",
+        None,
+        "file for the rows, .jsonl or .parquet, or a folder of parts, with / at its end; any fsspec URL; null: "
+        "predictions.jsonl under `out`",
+    )
+    data: dict[str, Any] = key(
+        "mapping",
+        {},
+        "rows to predict: what is other than in `data`, such as {path: new.csv}, or a word with its arguments, such as "
+        "{data: jsonl, path: new.jsonl}; {}: the held-out ones",
+    )
+    scores: str = key(
+        ["none", "probabilities", "logits"], "none", "of all classes, as a column beside the predicted one"
+    )
+    batch: int = key("int >= 1 samples", 32, "rows of a forward, on any number of ranks")
+    part: int = key("int >= 1 samples", 8192, "rows that become durable together")
 
 
 @dataclass

@@ -4,6 +4,7 @@ VERBS = {
     "train": "run it (the default, so it may be left out); -m for a sweep",
     "plan": "show what would happen, without running it",
     "evaluate": "compute the held-out loss of a run's newest checkpoint",
+    "predict": "write the answers of a run's newest checkpoint to rows, in their order",
     "generate": "generate text with a run's newest checkpoint",
     "verify": "compare a few steps, stopped and resumed, with one process; check `expect`",
     "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL",

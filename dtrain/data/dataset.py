@@ -146,6 +146,13 @@ class Dataset:
             outputs = targets[0].numel()
         return facts | ({"outputs": outputs, "vocab": outputs} if outputs else {})
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes, if the user's dataset has them."""
+        classes: Any = getattr(self._samples.dataset, "classes", None)
+        is_list = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+        return list(classes) if is_list else None
+
     @cached_property
     def fingerprint(self) -> str:
         first, again = (repr([self._samples.one(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrain.data import Batch, Indices, Loading
+from dtrain.data import Batch, Indices, Loading, Source
 from dtrain.data.order import _mix64
 from dtrain.errors import PreflightError
 
@@ -78,6 +78,15 @@ class Windows:
             return None
         return replace(self, arrays=self.kept, kept=(), shifting=False)
 
+    def whole(self) -> "Windows":
+        """The same windows and the last, for one pass."""
+        return replace(self, shifting=False)
+
+
+def whole(source: Source) -> Source:
+    """All samples of a source, also the last, which shifted windows need."""
+    return source.whole() if isinstance(source, Corpus | Windows) else source
+
 
 def next_tokens(rows: NDArray[np.int64]) -> Batch:
     """`inputs` and `targets` [B, T] of rows [B, T + 1]."""
@@ -112,6 +121,10 @@ class Corpus(ABC):
 
     def holdout(self) -> Windows | None:
         return self._windows.holdout()
+
+    def whole(self) -> Windows:
+        """The same windows and the last, for one pass."""
+        return self._windows.whole()
 
 
 def split(arrays: Sequence[NDArray[Any]], part: float) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:

@@ -4,7 +4,7 @@ import time
 
 from dtrain.data import Growing
 from dtrain.errors import PreflightError
-from dtrain.evaluation.heldout import evaluate as heldout_loss
+from dtrain.evaluation.heldout import each
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.session import load
 from dtrain.planned import Plan
@@ -19,13 +19,15 @@ def evaluate(plan: Plan) -> Result:
         stream = commit["facts"].get("stream")
         if stream and isinstance(parts.source, Growing):
             parts.source.as_of(stream["fingerprint"])  # held-out samples are those of then
-        if parts.heldout is None:
+        if not parts.measured:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
-        metrics = heldout_loss(
-            *(parts.forward, parts.heldout, parts.objective, parts.mesh), precision=parts.precision,
+        metrics = each(
+            *(parts.forward, parts.measured, parts.objective, parts.mesh), precision=parts.precision,
             context=parts.context, reference=parts.reference, samples=plan.evaluate_samples,
             microbatch=plan.batch.microbatch,
             metrics=metrics_of(parts),
             tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
         )  # fmt: skip
-    return Result("finished", commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())
+    return Result(
+        "finished", commit["step"], metrics.get("eval_loss"), time.perf_counter() - began, metrics, versions()
+    )

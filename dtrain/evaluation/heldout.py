@@ -3,7 +3,7 @@
 Every forward starts from the buffers of training and its own random seed, so it does not depend on earlier forwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,12 +36,28 @@ def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.i
     return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
 
 
-def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
-    """Like `evaluate`, and also measures the averaged weights (`eval_ema_loss` and so on). Empty if cut short."""
-    metrics = evaluate(model, source, *arguments, **options)
+def each(model: nn.Module, sources: Mapping[str, Source], *arguments: Any, **options: Any) -> dict[str, float]:
+    """Like `evaluate`, of several sources by name: `eval_<name>_loss`; of that with an empty name `eval_loss`. Empty if
+    cut short.
+    """
+    metrics = dict[str, float]()
+    for name, source in sources.items():
+        figures = evaluate(model, source, *arguments, **options)
+        if not figures:
+            return {}
+        named = f"eval_{name}_" if name else "eval_"
+        metrics |= {figure.replace("eval_", named, 1): value for figure, value in figures.items()}
+    return metrics
+
+
+def measure(
+    model: nn.Module, sources: Mapping[str, Source], *arguments: Any, ema: EMA | None, **options: Any
+) -> dict[str, float]:
+    """Like `each`, and also measures the averaged weights (`eval_ema_loss` and so on). Empty if cut short."""
+    metrics = each(model, sources, *arguments, **options)
     if ema and metrics:
         with ema.instead(model):
-            averaged = evaluate(model, source, *arguments, **options)
+            averaged = each(model, sources, *arguments, **options)
         metrics |= {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
         return metrics if averaged else {}
     return metrics

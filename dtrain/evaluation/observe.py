@@ -41,7 +41,9 @@ class Observers:
         self._plan, self._source, self._log = parts.plan, parts.source, log
         self._scored, self._asked, self._watchdog = scored, enough, watchdog
         plan, mesh, forward = parts.plan, parts.mesh, parts.forward
-        self._heldout = parts.heldout
+        self._measured_on = parts.measured
+        self._one = next((f"eval_{name}_loss" for name in parts.measured if name), "eval_loss")
+        """A figure that every evaluation has."""
         self._measure = partial(
             measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
             samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context,
@@ -63,7 +65,7 @@ class Observers:
         """Why the run ends early, once `stop.metric` has not improved for so long."""
         seen = log.evaluations(plan.stop["metric"]) if plan.stop else {}
         self._patience = Patience(plan.stop, every=plan.evaluate_every, mesh=mesh, seen=seen)
-        if self._heldout is None:
+        if not self._measured_on:
             log.caveat("nothing is held out: there will be no evaluation")
 
     @property
@@ -100,16 +102,21 @@ class Observers:
     def catch_up(self, step: int) -> None:
         """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first."""
         due = is_due(self._plan.evaluate_every, step, last=False)
-        if self._heldout is not None and 0 < step < self._plan.last_step and due and not self._log.has_evaluated(step):
+        if (
+            self._measured_on
+            and 0 < step < self._plan.last_step
+            and due
+            and not self._log.has_evaluated(step, self._one)
+        ):
             self.evaluate(step)
         self.over = self.over or self._patience.over(step, {})
 
     def evaluate(self, step: int) -> None:
         """Evaluate now, if there is held-out data."""
-        if self._heldout is None:
+        if not self._measured_on:
             return
         self._log.flush()
-        metrics = self._measure(source=self._heldout)
+        metrics = self._measure(sources=self._measured_on)
         self._watchdog.rest()
         if metrics:
             self._measured = metrics.keys()

@@ -162,6 +162,14 @@ def _address(plan: Plan) -> Iterable[str]:
 
 
 def _data(plan: Plan) -> Iterable[str]:
+    yield from files_of("data", plan.data, plan)
+    for name, part in plan.evaluate_sets.items():
+        yield from files_of(f"evaluate.sets.{name}", part, plan)
+
+
+def files_of(key: str, data: Part, plan: Plan) -> Iterable[str]:
+    """Problems with the files of data at a dotted key."""
+
     def problem(part: Part, path: str) -> str:
         if about(part).get("files") == "tokens":
             from dtrain.tokenizer import shards  # numpy, as below
@@ -173,7 +181,7 @@ def _data(plan: Plan) -> Iterable[str]:
         files = store.find(path)
         return _tokens(part, files) if files else "no file is there."
 
-    for place, part in _parts("data", plan.data):
+    for place, part in _parts(key, data):
         for key in ("path", "holdout_path"):
             asked = secrets.opened(part.get(key))
             paths = [asked] if isinstance(asked, str) else asked or []

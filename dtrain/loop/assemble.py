@@ -1,6 +1,7 @@
 """Calls the constructors of a plan, in order: for training, for evaluation, and for your own loop."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.data import Source
 from dtrain.data.stream import Stream, as_source
+from dtrain.data.windows import whole
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
@@ -59,6 +61,12 @@ class Parts:
     def heldout(self) -> Source | None:
         """The samples held out for evaluation."""
         return self.source.holdout()
+
+    @cached_property
+    def measured(self) -> Mapping[str, Source]:
+        """All that is evaluated: the held-out samples, by an empty name, and the further sets."""
+        held = {} if self.heldout is None else {"": self.heldout}
+        return held | {name: whole(as_source(build(part))) for name, part in self.plan.evaluate_sets.items()}
 
 
 @dataclass(frozen=True)

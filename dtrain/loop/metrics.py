@@ -248,10 +248,10 @@ class Log:
         self.start()
         return scalars
 
-    def has_evaluated(self, step: int) -> bool:
-        """Whether an evaluation after `step` is on record. The same answer on all ranks."""
+    def has_evaluated(self, step: int, metric: str) -> bool:
+        """Whether an evaluation after `step` with this metric is on record. The same answer on all ranks."""
         rows = self._events.rows() if self._events is not None else []
-        known = any(row.get("event") == "evaluated" and row.get("step") == step and "eval_loss" in row for row in rows)
+        known = any(row.get("event") == "evaluated" and row.get("step") == step and metric in row for row in rows)
         return bool(self._mesh.max(torch.tensor([float(known)])).item())
 
     def evaluations(self, metric: str) -> dict[int, float]:

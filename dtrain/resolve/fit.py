@@ -167,6 +167,8 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
             f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}"
         )
     holdouts = {name: value for name, value in config.data.items() if name.startswith("holdout")}
+    if best is not None and best.startswith(tuple(f"eval_{name}_" for name in draft["evaluate_sets"])):
+        holdouts = {}
     if best in {**measured, **averaged} and holdouts and not any(holdouts.values()):
         raise WordsError(
             f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(holdouts))}=0.1."

@@ -19,7 +19,8 @@ READ_AS: Mapping[str, tuple[str, ...]] = {
     "spike.sigma": ("spike",), "spike.window": ("spike",), "stop_after": ("stop_after", "last_step"),
     "time_limit": ("time_limit", "stop_seconds"), "grace": ("grace", "stop_seconds"), "log.every": ("log_every",),
     "evaluate.every": ("evaluate_every",), "evaluate.samples": ("evaluate_samples",),
-    "evaluate.metrics": ("evaluate_metrics",), "stop.metric": ("stop",), "logger": ("loggers",),
+    "evaluate.metrics": ("evaluate_metrics",), "stop.metric": ("stop",),
+    "evaluate.sets": ("evaluate_sets",), "logger": ("loggers",),
     "hook": ("hooks",),
 }  # fmt: skip
 """Key that only a loop acts on -> the attributes of the Plan that hold its value."""

@@ -64,7 +64,7 @@ def _part(key: str, given: Any, shared: Mapping[str, Any], config: Config, probl
     part |= {name: value for name, value in given.items() if name in names}
     for name, allowed in about(part).get("allowed", {}).items():
         if part[name] == "???" or not constraints.fits(part[name], allowed):
-            problems.append(_sentence(key, name, word, part[name], allowed, config))
+            problems.append(misfit(key, name, word, part[name], allowed, config))
     if part.get("pad") is not None and part.get("length") is None:
         problems.append(f"{key}.pad: rows of several sources need one length. Type {key}.length=<the longest row>.")
     for name in ("task", "inputs"):
@@ -73,7 +73,8 @@ def _part(key: str, given: Any, shared: Mapping[str, Any], config: Config, probl
     return part
 
 
-def _sentence(key: str, name: str, word: str, value: Any, allowed: Any, config: Config) -> str:
+def misfit(key: str, name: str, word: str, value: Any, allowed: Any, config: Config) -> str:
+    """The problem with an argument of data beside that of the run."""
     if value == "???":
         what = constraints.say(allowed).removesuffix(", not empty")
         return f"{key}: data={word} needs {name}. Type {key}.{name}=<{what}>."

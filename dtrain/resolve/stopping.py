@@ -26,7 +26,8 @@ def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             )
         raise WordsError(f"{subject}: no evaluation of this run has this figure.{nearest(asked.metric, known)}")
     held = {name: value for name, value in config.data.items() if name.startswith("holdout")}
-    if held and not any(held.values()):
+    is_of_a_set = asked.metric.startswith(tuple(f"eval_{name}_" for name in draft["evaluate_sets"]))
+    if held and not is_of_a_set and not any(held.values()):
         raise WordsError(f"{subject}: nothing is held out to measure it on. Type data.{next(iter(held))}=0.1.")
     if not config.evaluate.every:
         raise WordsError(

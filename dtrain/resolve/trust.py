@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import LISTED, NAMED, Config, Schema
+from dtrain.config.schema import HOLD_DATA, LISTED, NAMED, Config, Schema
 from dtrain.config.trust import allowed, refusal
 from dtrain.resolve.unknown import UNKNOWN
 
@@ -24,7 +24,8 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
 
 def _group_of(key: str) -> str:
     """The group of whose words a dotted key takes one."""
-    return next((group for name, group in LISTED.items() if key.startswith(f"{name}.")), key.split(".")[0])
+    of_data = dict.fromkeys(HOLD_DATA, "data")
+    return next((group for name, group in (LISTED | of_data).items() if key.startswith(f"{name}.")), key.split(".")[0])
 
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:

@@ -3,7 +3,7 @@ mesh.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dtrain.build import build
@@ -30,12 +30,14 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
+def look_back(
+    words: Sequence[str], *, loop: str, check: Callable[[Plan], None] = lambda plan: None
+) -> tuple[Plan, Result | None]:
     """Run `loop` with the words of the run that `out` or `init` names, then the user's own. Returns the result on the
     first rank only.
 
-    Everything but the mesh is taken from the run. Raises WordsError if no run is named, StoreError if it does not
-    exist.
+    `check` is called with the plan before ranks start. Everything but the mesh is taken from the run. Raises WordsError
+    if no run is named, StoreError if it does not exist.
     """
     key = "out" if value_of(words, "out") else "init"
     named = value_of(words, key)
@@ -51,6 +53,8 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     config = compose([*words, *places], run=run)
     plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
     plan = replace(plan, init=config.init)  # not the weights that the model of the run began with
+    if is_first(plan, cluster):
+        check(plan)
     with zygote.kept():
         if plan.world > 1 and is_first(plan, cluster) and not is_rank(plan, cluster):
             zygote.begin()

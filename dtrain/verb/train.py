@@ -26,6 +26,9 @@ from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.verb.plan import before, say_left_out, show
 
+OF_VERBS = {"verify": "verify", "expect": "verify", "predict": "predict"}
+"""Key, up to its first dot -> the verb that alone uses it."""
+
 
 def run(words: Sequence[str]) -> int:
     if "-m" in words or "--multirun" in words:
@@ -39,15 +42,12 @@ def run(words: Sequence[str]) -> int:
 def decide(config: Config, cluster: Cluster) -> Plan:
     """Resolve the plan. Raises WordsError also for words that training does not use."""
     plan = resolve(config, cluster)
-    unused = [
-        key
-        for key, source in config.sources.items()
-        if source == typed_at() and key.split(".")[0] in ("verify", "expect")
-    ]
+    unused = [key for key, source in config.sources.items() if source == typed_at() and key.split(".")[0] in OF_VERBS]
     if unused:
         raise WordsError(
             *(
-                f"{key} ({typed_at()}): only verify uses it. Type dtrain verify <the words>, or leave {key} out."
+                f"{key} ({typed_at()}): only {(verb := OF_VERBS[key.split('.')[0]])} uses it. Type dtrain {verb} <the "
+                f"words>, or leave {key} out."
                 for key in unused
             )
         )

@@ -9,7 +9,7 @@ from small import PARTS, STRATEGIES, UNEVEN, on_mesh
 
 from dtrain.build import build
 from dtrain.data.stream import as_source
-from dtrain.evaluation.heldout import chosen, evaluate
+from dtrain.evaluation.heldout import chosen, each, evaluate
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
@@ -174,3 +174,25 @@ def test_a_model_that_draws_in_evaluation_is_told_and_gives_the_same_again() -> 
     assert len(messages) == 2 and messages[0].startswith(
         "the model still draws random numbers in evaluation (of torch)"
     )
+
+
+def of_sets(mesh: Mesh, strategy: dict[str, Any]) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Two sources together, and one after the other."""
+    whole, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
+    source = as_source(build({**UNEVEN, "holdout": 0.3}))
+    model = construct(PARTS["model"], facts=whole.facts, seed=0)
+    wrapped = parallelize(model, mesh, build(strategy), precision=precision, seed=0)
+    options = {"precision": precision, "samples": None, "microbatch": 3}
+    alone = [evaluate(wrapped, one, objective, mesh, **options) for one in (whole, source)]
+    return each(wrapped, {"": whole, "dev": source}, objective, mesh, **options), alone
+
+
+def test_several_sets_are_measured_one_by_one() -> None:
+    (((figures, (first, second))),) = on_mesh(lambda mesh: of_sets(mesh, PARTS["strategy"]), dp_shard=1)
+    assert figures == {
+        "eval_loss": first["eval_loss"], "eval_perplexity": first["eval_perplexity"],
+        "eval_dev_loss": second["eval_loss"], "eval_dev_perplexity": second["eval_perplexity"],
+    }  # fmt: skip
+    assert first["eval_loss"] != second["eval_loss"]
+    for many, _ in on_mesh(lambda mesh: of_sets(mesh, STRATEGIES["fsdp"]), dp_shard=2):
+        assert many == pytest.approx(figures, rel=1e-6)

@@ -166,7 +166,7 @@ WAITS_FOR = {
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
+        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:complete", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",

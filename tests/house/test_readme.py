@@ -73,11 +73,15 @@ def test_the_commands_of_adapters_run(tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.campaign("documents")
 def test_the_commands_of_evaluating_run(tmp_path: Path) -> None:
     lines = ["a,b,label", *(f"{row % 7},{row % 5 - 2},{row % 3}" for row in range(300))]
-    (tmp_path / "rows.csv").write_text("\n".join(lines))
-    for line in block("docs/evaluating.md", "python -m dtrain model=mlp").splitlines():
-        done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
-        assert done.returncode == 0, (line, done.stdout + done.stderr)
-    assert "eval_auroc" in done.stdout
+    for name in ("rows.csv", "new.csv"):
+        (tmp_path / name).write_text("\n".join(lines))
+    printed = []
+    for begin in ("python -m dtrain model=mlp", "python -m dtrain predict"):
+        for line in block("docs/evaluating.md", begin).splitlines():
+            done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
+            assert done.returncode == 0, (line, done.stdout + done.stderr)
+            printed.append(done.stdout)
+    assert "eval_auroc" in printed[1] and "300 rows" in printed[3]
 
 
 @pytest.mark.campaign("documents")
@@ -152,7 +156,10 @@ HELD = {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
         "python -m dtrain steps=200 out=runs/base": "the same",
     },
-    "evaluating.md": {"python -m dtrain model=mlp": "test_the_commands_of_evaluating_run"},
+    "evaluating.md": {
+        "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
+        "python -m dtrain predict": "the same",
+    },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
         '"""': "test_the_examples_of_parts_are_those_of_the_kit; tests/launcher/local/test_attached.py runs it",

@@ -1,0 +1,156 @@
+"""One rank of `dtrain predict`: the answers of a checkpoint to rows, in their order.
+
+A forward sees the same rows whatever the number of ranks, and rank r of R takes forwards r, r + R, ...; a part of rows
+is durable before the next is begun.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dtrain import compile
+from dtrain.build import build
+from dtrain.config.facts import about
+from dtrain.data import IGNORE, Batch, Growing, Indices, Source
+from dtrain.data.dataset import Dataset
+from dtrain.data.stream import as_source, to_device
+from dtrain.data.windows import whole
+from dtrain.errors import PreflightError, WordsError
+from dtrain.evaluation.metrics import gathered
+from dtrain.evaluation.session import load
+from dtrain.loop.assemble import Parts
+from dtrain.loop.step import call
+from dtrain.model import evaluating, seeds
+from dtrain.objective import answer
+from dtrain.planned import Plan
+from dtrain.result import Result, versions
+from dtrain.storage import store
+from dtrain.storage.attempts import place
+from dtrain.storage.predictions import Predictions
+
+
+def predict(plan: Plan) -> Result:
+    """Write the rows; `metrics` of the result has their number and place."""
+    began, asked = time.perf_counter(), plan.predict
+    if plan.mesh.cp > 1:
+        raise WordsError(f"predict: mesh.cp={plan.mesh.cp} splits a row. Leave mesh.cp out.")
+    with load(plan) as (parts, commit):
+        source = _source(parts, commit)
+        index, rows = _in_order(source)
+        task, names = about(plan.objective).get("task"), getattr(source, "class_names", None)
+        if task != "classification" and asked["scores"] != "none":
+            raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
+        facts = {
+            "checkpoint": place(commit["url"]), "data": source.fingerprint, "rows": len(index),
+            **{name: asked[name] for name in ("scores", "part", "batch")},
+        }  # fmt: skip
+        to, mesh = asked["to"] or store.join(plan.out, "predictions.jsonl"), parts.mesh
+        sink = Predictions(to)
+        begun = _told(parts, lambda: sink.begin(facts))
+        per = max(1, asked["part"] // asked["batch"]) * asked["batch"]
+        count = -(-len(index) // per)
+        with evaluating(parts.model):
+            for number in range(count if begun is None else begun, count):
+                mine = slice(number * per, (number + 1) * per)
+                answers = _answers(parts, source, index[mine], asked["batch"], task)
+                columns = {"row": rows[mine].tolist(), **columns_of(answers, task, names, asked["scores"])}
+                mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
+        if begun is not None:
+            mesh.on_rank_0("write predictions", lambda: sink.finish(facts, count))
+    metrics = {"rows": len(index), "to": to}
+    return Result("finished", commit["step"], None, time.perf_counter() - began, metrics, versions())
+
+
+def columns_of(answers: Tensor, task: str | None, names: list[str] | None, scores: str) -> dict[str, list[Any]]:
+    """The columns of `answers` [N, K]: log-likelihood and number of tokens, scores of classes, or outputs."""
+    if task in ("next_token", "masked"):
+        return {"log_likelihood": answers[:, 0].tolist(), "tokens": answers[:, 1].long().tolist()}
+    if task != "classification":
+        return {"prediction": (answers[:, 0] if answers.shape[1] == 1 else answers).tolist()}
+    probabilities = answers.softmax(1)
+    best, label = probabilities.max(1)
+    named = names if names and len(names) >= answers.shape[1] else None
+    columns = {
+        "prediction": [named[each] for each in label.tolist()] if named else label.tolist(),
+        "probability": best.tolist(),
+    }
+    if scores != "none":
+        columns[scores] = (probabilities if scores == "probabilities" else answers).tolist()
+    return columns
+
+
+def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
+    """The rows to predict: the held-out ones of then, or all of other data."""
+    if parts.plan.predict["data"]:
+        return whole(as_source(build(parts.plan.predict["data"])))
+    stream = commit["facts"].get("stream")
+    if stream and isinstance(parts.source, Growing):
+        parts.source.as_of(stream["fingerprint"])
+    if parts.heldout is None or not len(parts.heldout):
+        raise PreflightError("predict: nothing is held out. Type 'predict.data={path: <files>}'.")
+    return parts.heldout
+
+
+def _in_order(source: Source) -> tuple[Indices, Indices]:
+    """Samples of the source in the order of the user's rows, and the numbers of these rows."""
+    index = np.arange(len(source), dtype=np.int64)
+    if not isinstance(source, Dataset):
+        return index, index
+    rows = source.original(index)
+    order = np.argsort(rows)
+    return order.astype(np.int64), rows[order]
+
+
+def _told(parts: Parts, act: Callable[[], Any]) -> Any:
+    """The result of `act` on rank 0, whose WordsError is raised on every rank."""
+
+    def judged() -> list[Any]:
+        try:
+            return [act(), ""]
+        except WordsError as error:
+            return [None, str(error)]
+
+    done, refused = parts.mesh.on_rank_0("look at predictions", judged)
+    if refused:
+        raise WordsError(refused)
+    return done
+
+
+def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str | None) -> Tensor:
+    """The answers [N, K] to these samples in fp32 on the CPU, on every rank."""
+    mesh, mine = parts.mesh, list[Tensor]()
+    forwards = -(-len(index) // batch)
+    for first in range(0, forwards, mesh.data_ranks):
+        number = first + mesh.data_rank
+        idle = number >= forwards
+        taken = index[:batch] if idle else index[number * batch : (number + 1) * batch]
+        given = to_device(source.take(taken, np.zeros_like(taken)), mesh.device)
+        compile.begin()
+        seeds.reseed(0, number, mesh.batch_rank)
+        with parts.precision.autocast(mesh.device):
+            outputs = answer(call(parts.forward, parts.objective.inputs(given)))
+        answers = _of_rows(outputs, given, task)
+        mine.append(answers[:0] if idle else answers)
+    whole = [list(rows.cpu().split(batch)) for rows in gathered(torch.cat(mine), mesh)]
+    ordered = [whole[number % mesh.data_ranks].pop(0) for number in range(forwards)]
+    return torch.cat(ordered)
+
+
+def _of_rows(outputs: Tensor, batch: Batch, task: str | None) -> Tensor:
+    """[B, K] of the outputs of one forward."""
+    if task in ("next_token", "masked"):
+        targets = batch["targets"]
+        each = F.cross_entropy(outputs.float().movedim(-1, 1), targets, ignore_index=IGNORE, reduction="none")
+        return torch.stack([-each.sum(1), (targets != IGNORE).sum(1).float()], 1)
+    if (task == "classification" and outputs.ndim != 2) or (task is None and outputs.ndim > 2):
+        raise WordsError(
+            f"predict: the model gives {list(outputs.shape)}, and the objective does not say what answer a row has in "
+            "them. Its class may state about = {'task': 'classification'}, next_token or regression."
+        )
+    return outputs.float().flatten(1) if outputs.ndim > 1 else outputs.float()[:, None]

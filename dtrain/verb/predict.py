@@ -1,0 +1,31 @@
+"""`dtrain predict out=<run> [predict.to=...] [predict.data=...]`: the answers of its newest checkpoint, or of the one
+at `init=`, to its held-out rows or to other ones, in their order and on any mesh.
+
+dtrain predict out=runs/a predict.to=answers.jsonl 'predict.data={path: new.csv}'   the same words continue after a kill
+"""
+
+from collections.abc import Sequence
+
+from dtrain.errors import PreflightError
+from dtrain.launcher import preflight
+from dtrain.planned import Plan
+from dtrain.secrets import screen
+from dtrain.storage import store
+from dtrain.storage.predictions import Predictions
+from dtrain.verb.evaluate import look_back
+
+
+def run(words: Sequence[str]) -> int:
+    _, result = look_back(words, loop="dtrain.evaluation.predict.predict", check=_check)
+    if result is not None:
+        screen.say(f"step {result.step}  {result.metrics['rows']} rows · {result.metrics['to']}")
+    return 0
+
+
+def _check(plan: Plan) -> None:
+    """Refuse rows that are not there, and a place with other rows, before ranks start."""
+    asked = plan.predict
+    if problems := [*preflight.files_of("predict.data", asked["data"], plan)] if asked["data"] else []:
+        raise PreflightError(*problems)
+    to = asked["to"] or store.join(plan.out, "predictions.jsonl")
+    Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch")})

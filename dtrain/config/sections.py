@@ -103,8 +103,20 @@ class Stop:
 
 @dataclass
 class Generate:
-    prompt: str = key("some text", "def ", "text to continue")
-    tokens: int = key("int >= 1 tokens", 400, "tokens to generate")
+    prompt: str = key("some text", "def ", "text to continue, or the message of a user")
+    prompts: str | None = key(
+        "some text or null",
+        None,
+        "file or URL of prompts to be answered instead: one on each line, or JSON lines with prompt or messages",
+    )
+    to: str | None = key("some text or null", None, "file or URL of the answers as JSON lines; null: the screen")
+    chat: Any = key(
+        "bool or auto",
+        "auto",
+        "true: the chat template renders prompts, and an answer ends with its turn; auto: if the data is a chat",
+    )
+    batch: int = key("int >= 1 prompts", 16, "prompts that are answered at once")
+    tokens: int = key("int >= 1 tokens", 400, "tokens to generate, at most")
     temperature: float = key("number >= 0", 0.8, "sampling temperature; 0: always the most likely token")
     top_p: float = key("number > 0 and <= 1", 1.0, "draw from the likeliest tokens that together have this probability")
 

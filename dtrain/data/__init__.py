@@ -2,9 +2,10 @@
 integer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from dtrain.data.order import Indices
@@ -88,4 +89,22 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["IGNORE", "Batch", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor", "TextSource"]
+@runtime_checkable
+class Chatting(Protocol):
+    """A source of conversations."""
+
+    def prompts(self, messages: Sequence[Any]) -> tuple[list[list[int]], set[int]]:
+        """The tokens of conversations to be answered, and the tokens that end an answer. Raises PreflightError."""
+        ...
+
+
+def context_of(source: Source) -> int:
+    """The most tokens of a sample; of a source that does not say, as many as its first sample has."""
+    stated = getattr(source, "sequence", None)
+    return int(stated or source.take(np.array([0]), np.array([0]))["inputs"].shape[1])
+
+
+__all__ = [
+    "IGNORE", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor",
+    "TextSource", "context_of",
+]  # fmt: skip

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-import numpy as np
-
-from dtrain.data import TextSource
+from dtrain.data import TextSource, context_of
 from dtrain.hook import StepInfo
 from dtrain.model.sampling import complete
 from dtrain.objective import answer
@@ -22,7 +20,11 @@ class Sample:
 
     def __call__(self, info: StepInfo) -> dict[str, Any]:
         source = cast(TextSource, info.source)
-        context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
-        options = {"tokens": self.tokens, "context": context, "temperature": self.temperature, "seed": info.seed}
+        options: dict[str, Any] = {
+            "tokens": self.tokens,
+            "context": context_of(source),
+            "temperature": self.temperature,
+            "seed": info.seed,
+        }
         written = complete(lambda tokens: answer(info.forward(tokens)), source.encode(self.prompt), **options)
         return {"text": f"\n── sample after step {info.step} ──\n{source.decode(written)}\n"}

@@ -4,6 +4,7 @@ Shapes: B sequences, T new tokens of each, K key-value heads, D head width.
 """
 
 import inspect
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ ROOM = 64
 
 
 class KVCache:
-    """The number of tokens of each sequence in the caches; all layers share it."""
+    """The number of tokens of each sequence in the caches; all layers share it. `most`: sequences at a time."""
+
+    most = math.inf
 
     def __init__(self) -> None:
         self.lengths_B = torch.zeros(0, dtype=torch.long)
@@ -80,6 +83,8 @@ class TransformersCache(KVCache):
     """The cache of a model of transformers, for one sequence; `inner` is of its own classes. `padded`: a forward may
     get more tokens than are kept.
     """
+
+    most = 1
 
     def __init__(self, model: Any, *, padded: bool) -> None:
         super().__init__()

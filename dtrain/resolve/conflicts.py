@@ -193,7 +193,9 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     if config.stop.metric is None:
         hints |= dict.fromkeys(("stop.patience", "stop.least"), "Type stop.metric=eval_loss as well")
     if not about(config.data).get("text"):
-        hints |= {f"generate.{name}": "Type data=text" for name in ("prompt", "tokens", "temperature", "top_p")}
+        hints |= {key: "Type data=text" for key in ALLOWED if key.startswith("generate.")}
+    elif not about(config.data).get("chat") and config.generate.chat is True:
+        hints["generate.chat"] = "Type data=chat"
     for key, hint in hints.items():
         if key in typed:
             yield f"{key}: nothing in this run reads it. {hint}, or leave {key} out."

@@ -144,7 +144,10 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
-    "chat.md": {"pip install 'dtrain[hf,text,parquet]'": "test_the_command_of_conversations_runs"},
+    "chat.md": {
+        "pip install 'dtrain[hf,text,parquet]'": "test_the_commands_of_conversations_run",
+        "python -m dtrain generate": "the same",
+    },
     "data.md": {
         "python -m dtrain model=mlp": "test_the_commands_of_data_run",
         "python -m dtrain data=mixture": "the same",
@@ -309,13 +312,18 @@ def test_the_commands_of_tokens_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign("documents")
-def test_the_command_of_conversations_runs(tmp_path: Path) -> None:
+def test_the_commands_of_conversations_run(tmp_path: Path) -> None:
     talks.tokenizer(tmp_path / "model")
     talks.write(tmp_path / "chats.jsonl", talks.talks(20))
     llama = MODEL.partition("tokenizer =")[0].replace("300", "512")
     assert commands.python("-c", llama, cwd=tmp_path).returncode == 0  # its threads end with it
     words = shlex.split(block("docs/chat.md", "pip install").splitlines()[2].replace("<model>", "model"))[3:]
     assert "finished after 3 steps" in trained(tmp_path, *words, "data.sequence=128", "steps=3", "batch=4")
+    talks.write(tmp_path / "questions.jsonl", [{"prompt": "How are you?"}, {"messages": talks.said("hi")}])
+    for line in block("docs/chat.md", "python -m dtrain generate").splitlines():
+        done = commands.run(*shlex.split(line)[3:], "generate.tokens=5", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
 
 
 MODEL = """import tokenizers

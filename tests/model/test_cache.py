@@ -15,7 +15,7 @@ from dtrain.mesh import Mesh
 from dtrain.model.cache import ROOM, kv_cache
 from dtrain.model.gpt import GPT
 from dtrain.model.moe import MoE
-from dtrain.model.sampling import complete
+from dtrain.model.sampling import answers, complete
 from dtrain.objective import answer
 from dtrain.parallel.order import parallelize
 
@@ -155,3 +155,15 @@ def test_models_that_do_not_decode_keep_nothing() -> None:
     with kv_cache(of_transformers("llama")) as cache, pytest.raises(ValueError, match="of one sequence"):
         assert cache
         cache.begin(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_of_a_batch_are_answered_as_each_alone(model: nn.Module, temperature: float) -> None:
+    """With a cache and without, beyond the context too, and with answers that end early."""
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2, 3], [1, 2]]
+    words = {"tokens": 24, "context": 20, "temperature": temperature, "seed": 3, "ends": {11, 12, 13, 14}}
+    alone = [answers(model, [prompt], first=number, **words)[0] for number, prompt in enumerate(prompts)]  # type: ignore[arg-type]
+    assert answers(model, prompts, **words) == alone  # type: ignore[arg-type]
+    with kv_cache(model) as cache:
+        assert answers(model, prompts, cache=cache, **words) == alone  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import torch
 
-from dtrain.model.sampling import complete
+from dtrain.model.sampling import answers, complete
 
 
 def successor(tokens: torch.Tensor) -> torch.Tensor:
@@ -61,3 +61,27 @@ def test_the_model_sees_no_more_than_its_context() -> None:
 
     sample(watching, tokens=4, context=3)
     assert seen == [[3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]]
+
+
+def test_an_answer_ends_before_a_token_that_ends_it() -> None:
+    shown = list[list[int]]()
+    assert complete(successor, [3], tokens=9, context=8, temperature=0, seed=0, ends={1}, show=shown.append) == [
+        3,
+        4,
+        0,
+    ]
+    assert shown == [[3, 4], [3, 4, 0]]
+    assert answers(successor, [[0], [2], [4]], tokens=3, context=8, temperature=0, seed=0, ends={4}) == [
+        [1, 2, 3],
+        [3],
+        [0, 1, 2],
+    ]
+
+
+def test_draws_of_a_prompt_do_not_depend_on_the_others() -> None:
+    words = {"tokens": 30, "context": 8, "temperature": 1.0, "seed": 4}
+    both = answers(uncertain, [[1], [2, 2], [1]], **words)  # type: ignore[arg-type]
+    assert both[0] != both[2]
+    for number, prompt in enumerate([[1], [2, 2], [1]]):
+        assert answers(uncertain, [prompt], first=number, **words) == [both[number]]  # type: ignore[arg-type]
+    assert complete(uncertain, [1], **words) == [1, *both[0]]  # type: ignore[arg-type]

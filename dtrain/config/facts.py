@@ -45,7 +45,8 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "objective": {
         "task": ["next_token", "classification", "regression"], "metrics": "list of text",
-        "needs": ["tokens", "text"], "whole": "bool", "alike": "bool", "pairs": "bool", "reference": ["start"],
+        "needs": ["tokens", "text"], "whole": "bool", "alike": "bool", "pairs": "bool", "masks": "bool",
+        "reference": ["start"],
     },
     "hook": {"needs": ["text"]},
     "metric": {"tasks": "list of text", "classes": "int >= 1"},

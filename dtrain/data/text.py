@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,11 @@ class Text(Corpus):
         separates documents is at the begin of the next one.
         """
         return [(self._encoded.tokens, self._encoded.ends)]
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """The special tokens of the tokenizer, by name."""
+        return self._tokenizer.specials
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text.encode()))

@@ -19,7 +19,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective
+from dtrain.objective import Objective, prepared
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context, context_of
@@ -92,7 +92,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
-    source = as_source(build(plan.data))
+    source = prepared(objective, as_source(build(plan.data)), derive(plan.seed, "objective"))
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dtrain.objective import nats
-from dtrain.objective.next_token import LARGEST_EXPONENT
+from dtrain.objective.vocabulary import LARGEST_EXPONENT
 
 
 class Perplexity:

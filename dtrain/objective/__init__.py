@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dtrain.data import IGNORE, Batch
+from dtrain.data import IGNORE, Batch, Source
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.result import OF_THE_MACHINE
@@ -66,6 +66,18 @@ class Compared(Objective, Protocol):
         Called without gradients.
         """
         ...
+
+
+@runtime_checkable
+class Preparing(Objective, Protocol):
+    """An objective that changes the samples, as their index and pass say."""
+
+    def prepared(self, source: Source, *, seed: int) -> Source: ...
+
+
+def prepared(objective: Objective, source: Source, seed: int) -> Source:
+    """The samples as the objective takes them. Raises WordsError if it cannot take them."""
+    return objective.prepared(source, seed=seed) if isinstance(objective, Preparing) else source
 
 
 COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})

@@ -10,10 +10,8 @@ from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import copies
 from dtrain.errors import WordsError
 from dtrain.objective import Loss, add_losses, logits_of, nats
-from dtrain.objective.vocabulary import HALVES, cross_entropy
+from dtrain.objective.vocabulary import HALVES, LARGEST_EXPONENT, cross_entropy
 
-LARGEST_EXPONENT = 709.0
-"""The largest integer whose exp is finite in fp64."""
 COPIES = (
     "objective=next_token: the targets of the first samples equal their inputs (as Hugging Face's labels do), so the "
     "model would learn to copy. "

@@ -18,6 +18,8 @@ from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
 
 HALVES = (torch.bfloat16, torch.float16)
+LARGEST_EXPONENT = 709.0
+"""The largest integer whose exp is finite in fp64."""
 CHUNK_BYTES = 64 << 20
 """Bytes of the rows that are in fp32 at a time."""
 

@@ -80,6 +80,7 @@ RULES: tuple[Rule, ...] = (
     metrics.named,
     fit.together,
     comparing.pairs,
+    comparing.masks,
     fit.synthetic,
     fit.hooks,
     sets.measured,

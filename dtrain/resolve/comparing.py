@@ -25,3 +25,31 @@ def pairs(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
             f"{word}: the loss of a pair needs whole rows, and mesh.cp={draft['mesh'].cp} splits them. Leave mesh.cp "
             "out, or type mesh.tp for long rows."
         )
+
+
+def masks(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check data and model for an objective that hides tokens."""
+    part = draft["objective"]
+    if not about(part).get("masks"):
+        return
+    word, data, model = (f"{group}={config.choices[group]}" for group in ("objective", "data", "model"))
+    facts = about(config.data)
+    if not facts.get("text") or facts.get("chat") or config.data.get("packing") == "pack":
+        yield f"{word} hides tokens of plain text, and {data} is none. Type data=text data.tokenizer=<its tokenizer>."
+    elif "vocab_of" in facts and config.data.get("tokenizer") in facts["vocab_of"]:
+        yield (
+            f"{word} needs a mask token, and data.tokenizer={config.data['tokenizer']} has none. Type "
+            "data.tokenizer=<a tokenizer.json with a mask token>."
+        )
+    if about(config.model).get("takes") == "tokens":
+        yield (
+            f"{word} needs a model that reads a row in both directions, and {model} reads forwards. Type model=hf "
+            "model.name=<a model such as BERT> model.task=masked_lm."
+        )
+    elif about(config.model).get("weights_at") and config.model.get("task") != "masked_lm":
+        yield f"{word}: the head of {model} is for model.task={config.model.get('task')}. Type model.task=masked_lm."
+    if sum(part.get(name) or 0 for name in ("hidden", "random")) > 1:
+        yield (
+            f"objective.hidden={part['hidden']} and objective.random={part['random']} are more than all targets. "
+            f"Type objective.random={round(1 - part['hidden'], 3):g}."
+        )

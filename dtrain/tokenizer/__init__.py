@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -34,6 +34,11 @@ class Tokenizer(Protocol):
     vocab: int
     name: str
 
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Its special tokens, by name."""
+        ...
+
     def encode(self, text: bytes) -> list[int] | bytes: ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
@@ -47,6 +52,7 @@ class Bytes:
     """Tokens are bytes; 0 separates documents."""
 
     vocab, name = 256, "bytes"
+    specials: Mapping[str, int] = {}
 
     def encode(self, text: bytes) -> bytes:
         return text
@@ -77,6 +83,11 @@ class Vocabulary:
         self.written = written
         self.vocab = int(self._inner.get_vocab_size())
         self.name = hashlib.sha256(written).hexdigest()
+
+    @property
+    def specials(self) -> dict[str, int]:
+        tokens = self._inner.get_added_tokens_decoder()
+        return {token.content: number for number, token in tokens.items() if token.special}
 
     def encode(self, text: bytes) -> list[int]:
         return list(self._inner.encode(text.decode(errors="replace")).ids)

@@ -39,7 +39,7 @@ from dtrain.model import blocks, construct, head_of, saved_buffers
 from dtrain.model.adapted import added
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
-from dtrain.objective import Compared, Objective, logits_of, loss_of
+from dtrain.objective import Compared, Objective, logits_of, loss_of, prepared
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
@@ -158,7 +158,7 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
 def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
     """(a sample with real values, facts about the data, why there is no sample or an empty text)."""
     try:
-        source = as_source(build(plan.data))
+        source = prepared(build(plan.objective, Objective), as_source(build(plan.data)), plan.seed)
         return source.take(np.array([0]), np.array([0])), source.facts, ""
     except WordsError:
         raise

@@ -58,6 +58,13 @@ WITH = {
     ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),
     ("objective", "classification"): ("model=cnn", "data=synthetic"),
     ("objective", "dpo"): ("data=dataset", "data.dataset._target_=torch.nn.ModuleList"),
+    ("objective", "masked"): (
+        "model=hf",
+        "model.name=models/bert",
+        "model.task=masked_lm",
+        "data=text",
+        "data.tokenizer=tokenizer.json",
+    ),
     ("objective", "regression"): ("model=mlp", "data=synthetic"),
 }
 """What must be said beside a word because it cannot be guessed; all other words are complete alone."""

@@ -20,9 +20,11 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys).splitlines()
-    assert [line.split()[0] for line in lines if line[0] != " "] == ["digits", "gpt2", "shakespeare"]
-    assert "Handwritten digits" in lines[0]
-    assert "needs scikit-learn" in lines[1] and "eval_accuracy 0.98" in lines[1]
+    named = [line.split()[0] for line in lines if line[0] != " "]
+    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "shakespeare"} <= set(named)
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("digits"))
+    assert "Handwritten digits" in lines[place]
+    assert "needs scikit-learn" in lines[place + 1] and "eval_accuracy 0.98" in lines[place + 1]
 
 
 def test_recipes_of_this_folder_come_after_ours(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

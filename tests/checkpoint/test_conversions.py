@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from checkpoint.test_base import save, sharded
 from small import PARTS, STRATEGIES, on_mesh
 from torch import Tensor, nn
 
+from dtrain.__main__ import main
 from dtrain.build import build
 from dtrain.checkpoint.adopt import adopt, fill, find
 from dtrain.checkpoint.conversions import join, stack, whole_of
@@ -98,25 +100,52 @@ def saved(kind: str, folder: Path) -> dict[str, Tensor]:
     return dict(made.state_dict())
 
 
-def filled(mesh: Mesh, kind: str, source: str) -> dict[str, tuple[Any, ...]]:
-    """Name -> (offset, values) of this rank's parts, begun from other weights."""
+def filled(mesh: Mesh, kind: str, source: str, out: Path) -> dict[str, tuple[Any, ...]]:
+    """Name -> (offset, values) of this rank's parts, begun from other weights; saved under `out`."""
     made = model(kind, 1)
     strategy = build(STRATEGIES["fsdp"] if mesh.shape.dp_shard > 1 else PARTS["strategy"])
     pipeline = PipelineShape() if mesh.shape.pp > 1 else None
     parallelize(made, mesh, strategy, precision=build(PARTS["precision"]), seed=0, brought=True, pipeline=pipeline)
-    adopt(source, TrainState(made), mesh)
+    state = TrainState(made)
+    adopt(source, state, mesh)
+    save(sharded(mesh, out), state)
     return {name: (offset(tensor), local(tensor).detach().clone()) for name, tensor in made.state_dict().items()}
 
 
 def check(kind: str, degrees: dict[str, int], folder: Path) -> None:
-    expected = saved(kind, folder)
+    expected = saved(kind, folder / "hf")
     seen = dict.fromkeys(expected, 0)
-    for parts in on_mesh(lambda mesh: filled(mesh, kind, str(folder)), **degrees):
+    for parts in on_mesh(lambda mesh: filled(mesh, kind, str(folder / "hf"), folder / "run"), **degrees):
         for name, (begin, part) in parts.items():
             box = tuple(slice(a, a + n) for a, n in zip(begin, part.shape, strict=True))
             assert torch.equal(part, expected[name][box]), name
             seen[name] += part.numel()
     assert all(seen[name] >= tensor.numel() for name, tensor in expected.items())
+    assert main(["checkpoint", "export", f"out={folder}/run", f"to={folder}/out", "shard=2KB"]) == 0
+    leaves_as_it_came(kind, folder)
+
+
+def leaves_as_it_came(kind: str, folder: Path) -> None:
+    """Weights and outputs of the export are those of the folder that came in, to the last bit, in its own library."""
+    import transformers
+
+    whole: Any = getattr(transformers, KINDS[kind][0])
+    theirs, ours = (whole.from_pretrained(folder / name, output_loading_info=True) for name in ("hf", "out"))
+    assert not any(ours[1].values()), ours[1]
+    before, after = theirs[0].state_dict(), ours[0].state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
+    assert (folder / "out/model.safetensors.index.json").exists()
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 64, (2, 7), generator=draw)
+    if kind == "whisper":
+        sound = torch.randn(1, 80, 3000, generator=draw)
+        outputs = [model.eval().model.encoder(sound).last_hidden_state for model, _ in (theirs, ours)]
+    else:
+        image = torch.randn(2, 3, 16, 16, generator=draw)
+        inputs = {"pixel_values": image} if kind in ("vit", "resnet") else {"input_ids": tokens}
+        inputs |= {"decoder_input_ids": tokens} if kind == "t5" else {}
+        outputs = [model.eval()(**inputs).logits for model, _ in (theirs, ours)]
+    assert torch.equal(*outputs)
 
 
 def test_experts_that_lie_alone_are_stacked(tmp_path: Path) -> None:

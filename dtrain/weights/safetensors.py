@@ -32,8 +32,9 @@ class Row(NamedTuple):
 
 def tensors(url: str) -> dict[str, Stored]:
     """The tensors of the file at `url`, by its header alone. Raises ForeignError, StoreError."""
-    size, length = store.size(url), int.from_bytes(store.beginning(url, 8), "little")
+    size = store.size(url)
     try:
+        length = int.from_bytes(store.parts(url, [0], 8)[0], "little") if size >= 8 else 0
         start = begin_of(length, size)
         rows, _ = parse(store.parts(url, [8], length)[0], start, size)
     except ValueError as error:

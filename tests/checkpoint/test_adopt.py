@@ -1,7 +1,10 @@
 """Weights of others in a model on every mesh: bit for bit those that their own library saved."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -9,11 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from pool import RankFailed
 from safetensors.torch import save_file
+from servers import Server
 from small import PARTS, STRATEGIES, on_mesh, small_gpt
 from torch import Tensor
 from torch.distributed import distributed_c10d
@@ -263,6 +268,44 @@ def test_object_storage_is_read_by_ranges(s3: str, saved: Callable[[str], str]) 
     source = saved("sharded")
     assert source
     equal(on_mesh(load, dp_shard=2, tp=2), trained(tied=False))
+
+
+@pytest.mark.campaign("network")
+@pytest.mark.parametrize(("degrees", "most"), [({"dp_shard": 4}, 1.1), ({"dp_shard": 2, "tp": 2}, 2.0)], ids=str)
+def test_the_server_of_a_bucket_counts_few_bytes_for_each_rank(
+    degrees: dict[str, int], most: float, s3: str, s3_server: Server, tmp_path: Path
+) -> None:
+    """Through a proxy that counts them: all numbers are asked for by ranges, and four ranks get them once. Of matrices
+    that tp cuts between columns a rank gets whole rows, since each row would be a request.
+    """
+    large, place = {"tied": False, "vocab": 512, "width": 256, "hidden": 512}, f"counted{len(degrees)}"
+    tensors = small_gpt(**SIZES | large).state_dict()
+    shards(tmp_path, tensors)
+    notes, files = tmp_path / "notes", {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    command = [sys.executable, str(Path(__file__).parents[1] / "counting_proxy.py"), str(s3_server.port), str(notes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdout
+        port = int(proxy.stdout.readline())
+
+        def load(mesh: Mesh) -> Any:
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
+            with mock.patch.dict(os.environ, s3_server.environment(port)):
+                for name, data in files.items() if mesh.rank == 0 else ():
+                    store.write(f"{s3}/{place}/{name}", data)
+                mesh.barrier()
+                parts = filled(mesh, f"{s3}/{place}", **large)
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
+            return parts
+
+        try:
+            equal(on_mesh(load, **degrees), tensors)
+        finally:
+            proxy.terminate()
+    rows = [line.split("\t") for line in notes.read_text().splitlines()]
+    asked = [(span, int(size)) for key, span, size in rows if key.endswith(".safetensors")]
+    assert all(span.startswith("bytes=") for span, _ in asked) and len(asked) > len(tensors)
+    whole = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
+    assert whole <= sum(size for _, size in asked) <= most * whole
 
 
 def filled_alone(source: str, table: Any = None) -> dict[str, tuple[Any, ...]]:

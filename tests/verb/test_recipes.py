@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import commands
 import pytest
+from chat import talks
 
 from dtrain.__main__ import main
 
@@ -21,7 +23,7 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys).splitlines()
     named = [line.split()[0] for line in lines if line[0] != " "]
-    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "shakespeare"} <= set(named)
+    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "sft", "shakespeare"} <= set(named)
     (place,) = (number for number, line in enumerate(lines) if line.startswith("digits"))
     assert "Handwritten digits" in lines[place]
     assert "needs scikit-learn" in lines[place + 1] and "eval_accuracy 0.98" in lines[place + 1]
@@ -45,3 +47,20 @@ def test_a_folder_or_url_can_be_named(here: Path, capsys: pytest.CaptureFixture[
     assert main(["recipes", "nothing"]) == 3
     assert "there is no .yaml file" in capsys.readouterr().err
     assert main(["recipes", "--all"]) == 2
+
+
+@pytest.mark.campaign("documents")
+def test_conversations_are_learnt_as_the_recipe_expects(tmp_path: Path) -> None:
+    """With a small tokenizer and configuration in place of those of the hub."""
+    talks.write(tmp_path / "chats.jsonl", talks.talks())
+    code = "import sys, transformers; transformers.Qwen2Config(vocab_size=512, use_sliding_window=False).save_pretrained(sys.argv[1])"
+    assert commands.python("-c", code, f"{tmp_path}/model").returncode == 0
+    words = [
+        f"data.path={tmp_path}/chats.jsonl",
+        f"data.tokenizer={talks.tokenizer(tmp_path / 'model')}",
+        f"model.name={tmp_path}/model",
+    ]
+    done = commands.run(
+        "verify", "recipe=sft", *words, "model.weights=random", f"data.cache={tmp_path}/cache", f"out={tmp_path}/run"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

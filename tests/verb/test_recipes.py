@@ -23,7 +23,9 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys).splitlines()
     named = [line.split()[0] for line in lines if line[0] != " "]
-    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "sft", "shakespeare"} <= set(named)
+    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "sft", "shakespeare"} <= set(
+        named
+    )
     (place,) = (number for number, line in enumerate(lines) if line.startswith("digits"))
     assert "Handwritten digits" in lines[place]
     assert "needs scikit-learn" in lines[place + 1] and "eval_accuracy 0.98" in lines[place + 1]

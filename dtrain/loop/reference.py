@@ -1,4 +1,4 @@
-"""The frozen model that an objective compares the trained one with: what the run began as, or a teacher.
+"""The frozen model that an objective compares the trained one with: what the run began as.
 
 An adapter that is switched off is what its run began as. Any other reference is a second model on the same mesh, split
 by the same strategy, without gradients or optimizer state. No checkpoint holds its weights: it holds where they lie and
@@ -59,11 +59,10 @@ class Reference:
 
 @final
 class Frozen(Reference):
-    """A second model. `teacher`: where its weights lie; None: they are those that the run begins with. `moved`: where
-    those are looked for if they are not where they were.
+    """A second model, with the weights that the run begins with. `moved`: where they are looked for if they are not
+    where they were.
     """
 
-    teacher: str | None = None
     moved: str | None = None
     names: Any = None
     """The value of init_names."""
@@ -78,14 +77,10 @@ class Frozen(Reference):
             )
         if known is not None:
             self._load_again(checkpoint, known)
-        elif self.teacher is None:
-            self._copy(state.model)
-            state.reference = self._facts(state.source, self.names)
         else:
-            state.reference = self._facts(checkpoint.load_weights(self.teacher, TrainState(self.model))["url"], None)
-
-    def _facts(self, url: str | None, names: Any) -> dict[str, Any]:
-        return {"url": _lasting(url), "names": held(names), "digest": digest(self.model, self._mesh)}
+            self._copy(state.model)
+            facts = {"url": _lasting(state.source), "names": held(self.names)}
+            state.reference = {**facts, "digest": digest(self.model, self._mesh)}
 
     def _aside(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -103,7 +98,7 @@ class Frozen(Reference):
                 local(mine[name]).copy_(local(tensor))
 
     def _load_again(self, checkpoint: Checkpoint, known: Mapping[str, Any]) -> None:
-        places = list(dict.fromkeys(url for url in (known["url"], self.teacher or self.moved) if url))
+        places = list(dict.fromkeys(url for url in (known["url"], self.moved) if url))
         faults = list[str]()
         for url in places if known["url"] else [None]:
             try:
@@ -115,11 +110,9 @@ class Frozen(Reference):
             if digest(self.model, self._mesh) == known["digest"]:
                 return
             faults.append(f"the weights {f'at {url}' if url else 'of this seed'} are not those of then")
-        what = "the teacher" if self.teacher else "the weights that the run began with"
-        hint = "objective.teacher=<where it is now>" if self.teacher else "init=<where they are now>"
         raise StoreError(
-            f"cannot load {what}, which its objective compares with: {'; '.join(faults)}. Bring them back (their "
-            f"digest begins with {known['digest'][:8]}), or type {hint}."
+            f"cannot load the weights that the run began with, which its objective compares with: {'; '.join(faults)}. "
+            f"Bring them back (their digest begins with {known['digest'][:8]}), or type init=<where they are now>."
         )
 
 

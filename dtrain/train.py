@@ -76,8 +76,8 @@ def train(plan: Plan) -> Result:
         stack.callback(gc.unfreeze)
         log.begin(parts.objective, Slowdown(lambda: stream.waited))
         observers.catch_up(state.step if restored else 0)
-        spiked = ""
-        while state.step < plan.steps and not (spiked or observers.over or stop_asked.requested(state.step, mesh)):
+        spiked, stopped = "", partial(stop_asked.requested, mesh=mesh)
+        while state.step < plan.steps and not (spiked or observers.over or stream.ends() or stopped(state.step)):
             watchdog.beat(state.step, stream.seen)
             loss = training.step(stream, state.step)
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
@@ -122,12 +122,12 @@ def train(plan: Plan) -> Result:
         log.flush()
         if state.step:
             checkpoint.save(state)  # unless this step is saved
-        if (state.step >= plan.last_step or observers.over) and not observers.metrics:  # it was there before this start
-            observers.evaluate(state.step)
+        if (state.step >= plan.last_step or observers.over or stream.over) and not observers.metrics:
+            observers.evaluate(state.step)  # the last step was there before this start
         checkpoint.wait()
         log.saves(checkpoint.landed())
         ended = "spiked" if spiked else stop_asked.status
-        seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over
+        seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over or stream.over
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
             observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,

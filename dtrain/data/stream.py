@@ -21,6 +21,8 @@ from dtrain.data import Batch, Growing, Indices, Noted, Ordered, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
+from dtrain.data.replayed import Ended
+from dtrain.data.replayed import Streamed as Streamed
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
@@ -67,11 +69,14 @@ class Stream:
         """Number of batches that the restored run skipped and that are not in `_passed`."""
         self.notes: list[str] = [*source.notes] if isinstance(source, Noted) else []
         """Sentences about the data, and about what has grown since the checkpoint that was restored."""
+        self.over = ""
+        """Why there is no further step, once a stream has ended."""
+        self._replayed = source if isinstance(source, Streamed) else None
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         self._end = end
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
-        one = source.take(np.array([0]), np.array([0]))
+        one = self._replayed.first() if self._replayed else source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
         self._most = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
         self._steps = 1
@@ -96,6 +101,16 @@ class Stream:
         self.first, self.seen = share.first, share.first + self._batch.size
         return share
 
+    def ends(self) -> bool:
+        """Whether no rank has a further step; all ranks call it before each. Only a stream ever ends."""
+        if self._replayed and not self.over:
+            share = next(self._ready, None)
+            block = self._block() if share is None else [share]
+            self._ready = iter(block)
+            if not block:
+                self.over = f"the stream has ended after {self.seen} samples"
+        return bool(self.over)
+
     def __iter__(self) -> "Stream":
         return self
 
@@ -103,7 +118,12 @@ class Stream:
         position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._skipped()}
         later = sorted(first for first in self._passed if first >= self.seen)
         order = {"samples": len(self._source), "seed": self._seed, "order": VERSION}
-        return {**position, "passed_over": later, **order, "fingerprint": self._source.fingerprint}
+        state = {**position, "passed_over": later, **order, "fingerprint": self._source.fingerprint}
+        if self._replayed:
+            mark = self._replayed.state(self.seen // self._batch.size)
+            marks = dict(sorted(self._mesh.gather([self._mesh.data_rank, mark])))
+            state |= {"ranks": self._mesh.data_ranks, "marks": list(marks.values())}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position. Raises WordsError if the data, its seed, the order or the batch differs."""
@@ -123,6 +143,14 @@ class Stream:
                     f"the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
                     "Type out=<another place>, or init=<its run> to start from its weights."
                 )
+        if self._replayed:
+            if state["ranks"] != self._mesh.data_ranks:
+                raise WordsError(
+                    f"the checkpoint is of {state['ranks']} data-parallel rank(s), each with a part of the stream, and "
+                    f"here are {self._mesh.data_ranks}. Type nodes= and devices= that give {state['ranks']}, or "
+                    "out=<another place> init=<its run> to start from its weights."
+                )
+            self._replayed.load(state["marks"][self._mesh.data_rank])
         self.skip(state.get("passed_over", ()), seen=state["seen"])
         self._before = state["passed"] - self._skipped()
 
@@ -130,7 +158,7 @@ class Stream:
         """Continue after `seen` samples, and skip the batches that begin at these positions."""
         self.seen = self.first = seen
         self._passed.update(batches)
-        self._next, self._ready, self._error = None, iter(()), None
+        self._next, self._ready, self._error, self.over = None, iter(()), None, ""
 
     def _skipped(self) -> int:
         return sum(first < self.seen for first in self._passed)
@@ -151,9 +179,11 @@ class Stream:
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._replayed:
+            self._replayed.close()
 
     def _block(self) -> list[StepBatch]:
-        """The next block's steps, on the device, with their global counts."""
+        """The next block's steps, on the device, with their global counts; none after the end of a stream."""
         began = time.perf_counter()
         if self._thread:
             firsts, loading = self._next or self._begin(self._thread, self.seen)
@@ -161,8 +191,13 @@ class Stream:
             self._next = self._begin(self._thread, after) if after < self._end and not self._error else None
         else:
             firsts = self._firsts(self.seen)
-            batches, self._error = self._load(firsts)
+            try:
+                batches, self._error = self._load(firsts)
+            except Ended:
+                batches = []
         self.waited += time.perf_counter() - began
+        if self._replayed and int(self._mesh.sum(torch.tensor([int(not batches)]))):
+            return []  # all ranks end before the step that one of them cannot do
         parts = [part for batch in batches for part in _split(batch, self._batch.microbatch)]
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
         on_device = ([to_device(part, self._mesh.device) for part in parts] for parts in steps)

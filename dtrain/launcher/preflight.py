@@ -179,6 +179,11 @@ def files_of(key: str, data: Part, plan: Plan) -> Iterable[str]:
         if about(part).get("files") in IMAGES:
             return ""  # a listing of its own, as there may be millions
         files = store.find(path)
+        if about(part).get("replayed") and len(files) < plan.mesh.data:
+            return (
+                f"{len(files)} file(s) for {plan.mesh.data} data-parallel ranks, each of which reads files of its own. "
+                f"Type devices= and nodes= of at most {len(files)} such ranks, or write it in more files."
+            )
         return _tokens(part, files) if files else "no file is there."
 
     for place, part in _parts(key, data):

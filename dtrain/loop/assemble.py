@@ -11,8 +11,9 @@ from dtrain.build import build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.data import Source
-from dtrain.data.stream import Stream, as_source
+from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
+from dtrain.errors import WordsError
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
@@ -92,7 +93,12 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
-    source = prepared(objective, as_source(build(plan.data)), derive(plan.seed, "objective"))
+    built = as_source(build(plan.data))
+    if isinstance(built, Streamed):
+        built.begin(mesh.data_rank, mesh.data_ranks, plan.batch.local)
+    source = prepared(objective, built, derive(plan.seed, "objective"))
+    if isinstance(built, Streamed) and source is not built:
+        raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     parameters = sum(parameter.numel() for parameter in model.parameters())

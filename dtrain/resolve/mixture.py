@@ -44,7 +44,8 @@ def composed(config: Config) -> tuple[Config, list[str]]:
 
 def _part(key: str, given: Any, shared: Mapping[str, Any], config: Config, problems: list[str]) -> Part:
     """The part of one source: the arguments of its word, or a class of the user's own."""
-    words = [word for word in files.groups()["data"] if not about(files.node("data", word)).get("parts")]
+    facts = {word: about(files.node("data", word)) for word in files.groups()["data"]}
+    words = [word for word, about_ in facts.items() if not about_.get("parts") and not about_.get("replayed")]
     if isinstance(given, Mapping) and "_target_" in given:
         stated: Part = with_stated("data", given)
         return stated

@@ -74,4 +74,6 @@ def _part(key: str, given: Any, data: Part, config: Config, problems: list[str])
     for name, allowed in about(part).get("allowed", {}).items():
         if part.get(name) == "???" or not constraints.fits(part.get(name), allowed):
             problems.append(misfit(key, name, said, part[name], allowed, config))
+    if about(part).get("replayed"):
+        problems.append(f"{key}: data={said} has no index. Type {key}.data=<a word of data that has>, and its files.")
     return part

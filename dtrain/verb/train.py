@@ -113,7 +113,8 @@ def farewell(plan: Plan, result: Result) -> str:
         f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
-    why = f"\n{result.reason}" if result.stop else ""
+    is_early = result.status == "finished" and result.step < plan.steps
+    why = f"\n{result.reason}" if result.stop or is_early else ""
     line = screen.on_one_line(
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"
     )

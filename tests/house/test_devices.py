@@ -111,7 +111,7 @@ MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
     "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill",),
     "crosses by gloo, and waits for no device": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._counts", "loop/spike.py:gates",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
@@ -150,7 +150,7 @@ WAITS_FOR = {
         "data/packing.py:Packed._heldout", "data/packing.py:_between", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
         "data/pictures.py:Pictures.take", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
         "storage/imageindex.py:Images.read", "storage/imageindex.py:_is_current", "storage/tarindex.py:Shards._places", "storage/tarindex.py:Shards._read", "storage/tarindex.py:opened",
-        "data/rows.py:Table.__getitem__", "data/rows.py:Table._parts", "data/documents.py:_rows", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
+        "data/rows.py:Table.__getitem__", "data/rows.py:Table._parts", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),

@@ -154,6 +154,7 @@ HELD = {
         "python -m dtrain model=cnn": "test_the_commands_of_images_run",
         "python -m dtrain tokenize": "test_the_commands_of_tokens_run",
         "python -m dtrain objective=next_token": "the same",
+        "python -m dtrain data=stream": "test_the_commands_of_streams_run",
     },
     "adapters.md": {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
@@ -324,6 +325,25 @@ def test_the_commands_of_conversations_run(tmp_path: Path) -> None:
         done = commands.run(*shlex.split(line)[3:], "generate.tokens=5", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
+
+
+ROWS = """import torch
+
+
+def make(shard, shards):
+    for number in range(shard, 1000, shards):
+        yield torch.full((4,), float(number)), torch.zeros(1)
+"""
+
+
+@pytest.mark.campaign("documents")
+def test_the_commands_of_streams_run(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(ROWS)
+    write(tmp_path / "rows/a.jsonl", rows())
+    lines = block("docs/data.md", "python -m dtrain data=stream").splitlines()
+    for number, line in enumerate(lines):
+        words = [*shlex.split(line)[3:], "steps=2", "batch=4", "hook=[]", f"out={number}"]
+        assert "finished after 2 steps" in trained(tmp_path, *words)
 
 
 MODEL = """import tokenizers

@@ -53,6 +53,7 @@ WITH = {
     ("data", "csv"): ("data.path=rows.csv", "data.targets=y", "objective=regression"),
     ("data", "parquet"): ("data.path=rows.parquet", "data.targets=y", "objective=regression"),
     ("data", "tokens"): ("data.path=tokens.npy",),
+    ("data", "stream"): ("data.path=rows.jsonl", "objective=regression"),
     ("launcher", "ray"): ("nodes=2",),
     ("data", "ray"): ("data.path=rows.parquet", "data.inputs=x", "data.targets=y", "objective=regression"),
     ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),

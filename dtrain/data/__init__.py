@@ -78,7 +78,8 @@ class Growing(Protocol):
 class Noted(Protocol):
     """A source that has something to say when a run begins."""
 
-    notes: list[str]
+    @property
+    def notes(self) -> list[str]: ...
 
 
 class TextSource(Source, Protocol):

@@ -1,6 +1,7 @@
 """Conversations: the answers of the assistant are learnt, everything else is read.
 
     data=chat data.path=chats.jsonl data.tokenizer=<a folder of Hugging Face>            # messages, instructions, ...
+    data=chat data.path=chats.jsonl data.tokenizer=<...> data.packing=pack               # several fill data.sequence
     data=chat data.path=pairs.parquet data.tokenizer=<...> objective=dpo                 # chosen and rejected
 
 A sample is a row: inputs [T] are its first data.sequence tokens, and a target is the next token if that counts. Of
@@ -11,9 +12,9 @@ attention_mask}.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from dtrain.chat.files import TokenFile
 from dtrain.chat.tokenizer import Tokenizer, described
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.collate import MASK
+from dtrain.data.packing import Packed
 from dtrain.data.split import Scattered
-from dtrain.errors import PreflightError
+from dtrain.errors import PreflightError, WordsError
 
 STEP = 64
 """Rows that are padded to the longest of them are as long as a multiple of this: few shapes, which any mesh divides."""
@@ -105,17 +107,35 @@ class Chat:
         lengths: Indices = np.concatenate([file.lengths.max(1) for file in self._files])[rows]
         return np.minimum(lengths, self.sequence)
 
-    def batch(self, samples: Indices) -> Batch:
-        """The batch of some of the rows that are samples."""
+    @property
+    def ends(self) -> Indices:
+        """The number of samples up to the end of each file."""
+        return np.searchsorted(self._usable, self._ends)
+
+    def tokens(self, index: Indices) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(tokens, targets) of some of the rows that are samples. Raises WordsError for pairs."""
+        for each in index:
+            (row, counts), *other = self._conversations(np.array([each]))
+            if other:
+                raise WordsError("data.packing=pack: the rows are pairs, which are compared. Type data.packing=none.")
+            yield row, np.append(np.where(counts[1:] == 1, row[1:].astype(np.int64), IGNORE), IGNORE)
+
+    def _conversations(self, samples: Indices) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """(tokens, which of them count) of each conversation of some rows."""
         parts = list[tuple[NDArray[Any], NDArray[Any]]]()
         for row in self._usable[samples].tolist():
             number = int(np.searchsorted(self._ends, row, side="right"))
             before = int(self._ends[number - 1]) if number else 0
             parts += self._files[number].read(row - before, self.sequence)
+        return parts
+
+    def batch(self, samples: Indices) -> Batch:
+        """The batch of some of the rows that are samples."""
+        parts = self._conversations(samples)
         tokens = self.sequence
         if self._padding == "longest":
             tokens = min(tokens, STEP * -(-max(len(each) for each, _ in parts) // STEP))
-        inputs = np.full((len(parts), tokens), self._fill, np.int64)
+        inputs = np.full((len(parts), tokens), self.fill, np.int64)
         targets, mask = np.full_like(inputs, IGNORE), np.zeros_like(inputs)
         for number, (row, counts) in enumerate(parts):
             inputs[number, : len(row)], mask[number, : len(row)] = row, 1
@@ -127,7 +147,8 @@ class Chat:
         return {"inputs": named, "targets": wanted}
 
     @property
-    def _fill(self) -> int:
+    def fill(self) -> int:
+        """The token of padding."""
         known = (self._pad, self._tokenizer.number("pad_token"), self._tokenizer.number("eos_token"), 0)
         return next(number for number in known if number is not None)
 
@@ -167,6 +188,39 @@ class Chat:
                 digest.update(file.rows.digest(min(left, len(file))).encode())
             left -= len(file)
         return f"chat-{rows}-{digest.hexdigest()[:32]}"
+
+
+@final
+class PackedChat(Packed):
+    """A Source of windows of conversations."""
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__(chat, window=chat.sequence, pad=chat.fill)
+        self._chat, self.sequence = chat, chat.sequence
+
+    def encode(self, text: str) -> list[int]:
+        return self._chat.encode(text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._chat.decode(tokens)
+
+    def prompts(self, messages: Sequence[Any]) -> tuple[list[list[int]], set[int]]:
+        """As those of a Chat."""
+        return self._chat.prompts(messages)
+
+
+def build(
+    *, path: str | Sequence[str], kind: str, columns: Mapping[str, str], split: str | None, tokenizer: str,
+    template: str | None, template_args: Mapping[str, Any], date: str | None, train_on: str, sequence: int,
+    long: str, packing: str, padding: str, padding_token: int | None, mask: bool, holdout: float, cache: str | None,
+) -> Chat | PackedChat:  # fmt: skip
+    """A Source of conversations, of which several fill a window if they are packed."""
+    chat = Chat(
+        path=path, kind=kind, columns=columns, split=split, tokenizer=tokenizer, template=template,
+        template_args=template_args, date=date, train_on=train_on, sequence=sequence, long=long, padding=padding,
+        padding_token=padding_token, mask=mask, holdout=holdout, cache=cache,
+    )  # fmt: skip
+    return PackedChat(chat) if packing == "pack" else chat
 
 
 class Heldout:

@@ -19,6 +19,6 @@ def build(
     reader = Reader("hf", folder(cache), split=split)
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length,
+        length=length, packed=packing == "pack",
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

@@ -11,15 +11,15 @@ the order of a run permutes: the tokens at a position depend on the rows, the wi
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.order import samples
-from dtrain.data.rows import Rows
-from dtrain.data.split import Blocks
+from dtrain.data.split import Blocks, Split
 from dtrain.storage import rowlengths
 
 GROUP = 4096
@@ -75,6 +75,36 @@ def _pieces(lengths: Indices, window: int) -> tuple[Indices, Indices, Indices]:
     return row, begin, np.minimum(lengths[row] - begin, window)
 
 
+class Unpacked(Protocol):
+    """Rows of tokens of different lengths."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def part(self) -> Split:
+        """The rows that are trained on; what it calls original indices are those of `tokens`."""
+        ...
+
+    @property
+    def ends(self) -> Indices:
+        """The number of rows up to the end of each block, whose rows are packed by themselves."""
+        ...
+
+    def lengths_of(self, split: Any) -> NDArray[Any]:
+        """The tokens of each row of a split. Raises WordsError if rows are not of tokens."""
+        ...
+
+    def tokens(self, index: Indices) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(tokens, targets) of rows. Raises WordsError for targets that are not one per token."""
+        ...
+
+    def as_of(self, fingerprint: str) -> list[str] | None: ...
+
+
 class Packed:
     """A Source of the packed rows of the part of `rows` that is trained on, or `held` out. `pad`: the token that fills
     windows up. Raises WordsError and PreflightError for rows that are not of tokens, or that do not fit.
@@ -83,39 +113,40 @@ class Packed:
     dense = False
     loading: Loading = "thread"
 
-    def __init__(self, rows: Rows, *, window: int, pad: float | None, held: bool = False) -> None:
+    def __init__(self, rows: Unpacked, *, window: int, pad: float | None, held: bool = False) -> None:
         self._rows, self._window, self._pad, self._held = rows, window, int(pad or 0), held
-        self.notes: list[str] = []
-        """Sentences about rows that are split or empty."""
-        self.repack()
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the padding, and rows that are split or empty."""
+        return self._made[1]
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        outputs = self._rows.outputs
-        return {"kind": "int64", "documents": True} | ({"outputs": outputs, "vocab": outputs} if outputs else {})
+        return {**self._rows.facts, "kind": "int64", "documents": True}
 
     @property
     def fingerprint(self) -> str:
         return f"{self._rows.fingerprint}-packed-{self._window}"
 
     def __len__(self) -> int:
-        return len(self._packs)
+        return len(self._made[0])
 
     def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
-        if self._blocks is None:
-            return samples(positions, n=len(self), seed=seed)
-        return self._blocks.order(positions, seed=seed)
+        blocks = self._made[2]
+        return samples(positions, n=len(self), seed=seed) if blocks is None else blocks.order(positions, seed=seed)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         """`inputs` with input_ids and position_ids, and `targets`, all [B, window] int64."""
         shape = len(index), self._window
         tokens, targets = np.full(shape, self._pad, np.int64), np.full(shape, IGNORE, np.int64)
         positions = np.zeros(shape, np.int64)
-        pieces = [self._packs.pieces(int(pack)) for pack in index]
-        documents = iter(self._rows.tokens(np.concatenate([self._packs.row[each] for each in pieces])))
+        packs = self._made[0]
+        pieces = [packs.pieces(int(pack)) for pack in index]
+        documents = self._rows.tokens(np.concatenate([packs.row[each] for each in pieces]))
         for line, each in enumerate(pieces):
             at = 0
-            for begin, length in zip(self._packs.begin[each], self._packs.length[each], strict=True):
+            for begin, length in zip(packs.begin[each], packs.length[each], strict=True):
                 row, labels = next(documents)
                 place, part = slice(at, at + length), slice(begin, begin + length)
                 tokens[line, place], targets[line, place] = row[part], labels[part]
@@ -134,7 +165,7 @@ class Packed:
     @cached_property
     def _heldout(self) -> "Packed | None":
         rest = None if self._held else self._rows.part.rest()
-        if rest is None or not self._rows.lengths[rest.original(np.arange(len(rest)))].any():
+        if rest is None or not self._rows.lengths_of(rest).any():
             return None
         return Packed(self._rows, window=self._window, pad=self._pad, held=True)
 
@@ -148,11 +179,19 @@ class Packed:
         return told
 
     def repack(self) -> None:
-        """Pack the rows of this part, those of each block of a file by themselves."""
+        """The rows of this part are others now."""
+        self.__dict__.pop("_made", None)
+
+    @cached_property
+    def _made(self) -> tuple[Packs, list[str], Blocks | None]:
+        """Packs of the rows of this part, those of each block of a file by themselves; `notes`; and the blocks if the
+        packs of one are read together.
+        """
         part = self._rows.part.rest() if self._held else self._rows.part
         assert part is not None
-        rows = np.sort(part.original(np.arange(len(part))))
-        lengths = self._rows.lengths[rows].astype(np.int64)
+        rows = part.original(np.arange(len(part)))
+        order = np.argsort(rows)
+        rows, lengths = rows[order], self._rows.lengths_of(part)[order].astype(np.int64)
         parts, counts = list[Packs](), list[int]()
         for block in _between(rows, self._rows.ends):
             before = len(parts)
@@ -163,11 +202,11 @@ class Packed:
             counts.append(sum(map(len, parts[before:])))
         if not self._held:
             rowlengths.check(lengths, self._window)
-        self._packs = joined(parts)
-        self.notes = said(lengths, self._window, len(self._packs))
-        # the rows of a block of Parquet are read together
-        blocks = isinstance(part, Blocks) and not self._held
-        self._blocks = Blocks(tuple(counts), part.weights, 0.0) if blocks and isinstance(part, Blocks) else None
+        packs = joined(parts)
+        blocks = None
+        if isinstance(part, Blocks) and not self._held:
+            blocks = Blocks(tuple(counts), part.weights, 0.0)
+        return packs, said(lengths, self._window, len(packs)), blocks
 
 
 def joined(parts: Sequence[Packs]) -> Packs:

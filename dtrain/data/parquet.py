@@ -29,6 +29,6 @@ def build(
     reader = Reader("parquet", folder(cache))
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length, split=split,
+        length=length, split=split, packed=packing == "pack",
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,13 +24,14 @@ Pattern = str | Sequence[str]
 
 class Rows(Dataset):
     """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` divides the first
-    rows of the opened files, and their number; by default those to hold out come from everywhere.
+    rows of the opened files, and their number; by default those to hold out come from everywhere. `packed`: rows have
+    different lengths, and are read by `tokens`.
     """
 
     def __init__(
         self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
         shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
-        split: Callable[[Sequence[File], int], Split] | None = None,
+        split: Callable[[Sequence[File], int], Split] | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
         urls = reader.found(path)
         columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
@@ -40,6 +41,7 @@ class Rows(Dataset):
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
         self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
+        self._packed = packed
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
@@ -56,18 +58,23 @@ class Rows(Dataset):
         return self._split
 
     @property
-    def outputs(self) -> int | None:
-        """Classes or tokens, if they were given."""
-        return self._outputs
-
-    @property
     def ends(self) -> Indices:
         """The number of rows up to the end of each block."""
         return self._table.ends
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Without the shape of a sample if rows have different lengths."""
+        if not self._packed:
+            return super().facts
+        return {"outputs": self._outputs, "vocab": self._outputs} if self._outputs else {}
+
+    def lengths_of(self, split: Split) -> NDArray[np.int32]:
+        """The number of tokens of each row of a split. Raises WordsError if rows are not of tokens."""
+        return self._lengths[split.original(np.arange(len(split)))]
+
     @cached_property
-    def lengths(self) -> NDArray[np.int32]:
-        """The number of tokens of every row. Raises WordsError if rows are not of tokens."""
+    def _lengths(self) -> NDArray[np.int32]:
         names = self._table.columns
         rowfile.check_tokens(self._files, names)
         return np.concatenate([rowlengths.of(file, names[0], self._cache) for file in self._files])

@@ -51,12 +51,12 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check padded rows: some layouts need rows of one fixed length, which the mesh must divide."""
     mesh, data = draft["mesh"], config.data
-    if "pad" not in data and data.get("padding") != "longest":
-        return
-    pad, length = data.get("pad"), data.get("length")
     if data.get("packing") == "pack":
         yield from _packed(config)
         return
+    if "pad" not in data and data.get("padding") != "longest":
+        return
+    pad, length = data.get("pad"), data.get("length")
     if "packing" in data and "length" in data and data.get("sequence") is not None:
         yield (
             f"data.sequence={data['sequence']} is the window of packed rows. Type data.packing=pack as well, or "
@@ -98,6 +98,10 @@ def _packed(config: Config) -> Iterable[str]:
         yield "data.packing=pack: the window is not given. Type data.sequence=<tokens>, such as data.sequence=2048."
     if data.get("length") is not None:
         yield f"data.length={data['length']} is of padded rows; packed rows fill data.sequence. Leave data.length out."
+    for name, value in (("padding", "longest"), ("mask", True), ("kind", "pairs")):
+        if data.get(name) == value:
+            shown = str(value).lower()
+            yield f"data.{name}={shown} does not go with data.packing=pack. Leave one of them out."
     if takes in ("image", "features"):
         yield (
             f"data.packing=pack: model={config.choices['model']} takes no tokens, let alone where their documents end. "

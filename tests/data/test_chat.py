@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from chat import talks
 
 from dtrain.chat.tokenizer import Tokenizer, described
 from dtrain.data import IGNORE
-from dtrain.data.chat import Chat
+from dtrain.data.chat import Chat, PackedChat
 from dtrain.data.mixture import Mixture
 from dtrain.data.stream import Stream
 from dtrain.errors import DtrainError, WordsError
@@ -250,3 +251,28 @@ def test_the_loss_is_that_of_trl(
     assert done.returncode == 0, done.stderr[-3000:]
     token, mean, count = map(float, done.stdout.split("APART ")[1].split())
     assert token <= 1e-6 and mean <= 1e-6 and count > 200
+
+
+def test_packed_conversations_are_those_of_padded_rows(source: Any) -> None:
+    alone = source(sequence=300, holdout=0.2)
+    packed = PackedChat(alone)
+    assert packed.facts["vocab"] == alone.facts["vocab"] and packed.decode(packed.encode("Paris")) == "Paris"
+    for part, windows in ((alone, packed), (alone.holdout(), packed.holdout())):
+        assert windows is not None and len(windows) < len(part)
+        rows, batch = whole(part), whole(windows)
+        lengths = part.lengths.tolist()
+        wanted = sorted(
+            (x[:n].tolist(), y[:n].tolist()) for x, y, n in zip(rows["inputs"], rows["targets"], lengths, strict=True)
+        )
+        tokens, positions = batch["inputs"]["input_ids"], batch["inputs"]["position_ids"]
+        found = []
+        for x, y, places in zip(tokens, batch["targets"], positions, strict=True):
+            starts = [*(places == 0).nonzero()[:, 0].tolist(), len(places)]
+            found += [(x[a:b].tolist(), y[a:b].tolist()) for a, b in pairwise(starts)]
+        assert sorted(each for each in found if any(target != IGNORE for target in each[1])) == wanted
+
+
+def test_pairs_are_not_packed(source: Any) -> None:
+    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4
+    with pytest.raises(WordsError, match=r"the rows are pairs, which are compared. Type data.packing=none"):
+        whole(PackedChat(source(pairs)))

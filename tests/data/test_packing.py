@@ -250,3 +250,44 @@ def test_a_model_that_mixes_documents_is_refused_at_its_first_step(name: str, fi
 def test_a_model_without_positions_is_refused_when_it_is_built(files: Any) -> None:
     with pytest.raises(AssertionError, match="the forward of Plain takes no position_ids"):
         one_step({"_target_": "data.packed_models.Plain"}, jsonl(files[0]), 2, {})
+
+
+FLATTENED = """
+import sys, json
+sys.path.insert(0, sys.argv[1])
+import numpy as np, torch, transformers
+from data.packed_models import llama
+from data.packs import documents, jsonl, written
+from pathlib import Path
+from dtrain.build import build
+from dtrain.objective.next_token import NextToken
+from dtrain.parallel import huggingface
+
+rows = documents(12, seed=1)
+source = build(jsonl(written(Path("a.jsonl"), rows), sequence=sum(map(len, rows)) // 2 + 30))
+ours, theirs = llama(), llama()
+huggingface.packs(ours)
+assert ours.config.use_cache, "where keys are kept transformers looks for no documents"
+batch = source.take(np.arange(len(source)), np.zeros(len(source), int))
+objective = NextToken()
+loss = objective.loss(ours(**batch["inputs"]), batch).sum / objective.count(batch)
+loss.backward()
+collate = transformers.DataCollatorWithFlattening(return_position_ids=True)
+flat = collate([{"input_ids": row} for row in rows])
+theirs.set_attn_implementation(sys.argv[2])
+other = theirs(**flat, use_cache=False).loss
+other.backward()
+far = [((a.grad - b.grad).abs().max() / b.grad.abs().max()).item() for a, b in zip(ours.parameters(), theirs.parameters())]
+print(json.dumps([abs(loss.item() - other.item()), max(far)]))
+"""
+
+
+@pytest.mark.campaign("documents")
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_llama_learns_what_the_flattening_collator_of_transformers_has_it_learn(
+    attention: str, tmp_path: Path
+) -> None:
+    done = commands.python("-c", FLATTENED, str(Path(__file__).parents[1]), attention, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loss, gradients = json.loads(done.stdout.splitlines()[-1])
+    assert loss < 1e-6 and gradients < 2e-6, (loss, gradients)

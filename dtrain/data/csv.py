@@ -5,6 +5,7 @@ data=csv data.path=table.csv data.targets=price
 
 from collections.abc import Sequence
 
+from dtrain.data.dataset import Transform
 from dtrain.data.rows import Pattern, Rows
 from dtrain.storage.rowfile import Reader
 from dtrain.storage.rowindex import folder
@@ -12,8 +13,9 @@ from dtrain.storage.rowindex import folder
 
 def build(
     *, path: str | Sequence[str], inputs: Pattern | None, targets: str, separator: str, holdout: float,
-    outputs: int | None, cache: str | None,
+    outputs: int | None, transform: Transform | None = None,
+    cache: str | None,
 ) -> Rows:  # fmt: skip
     """A Source of all rows. Raises PreflightError, with file and line, for one that cannot be read."""
     reader = Reader("csv", folder(cache), separator)
-    return Rows(reader, path, inputs=inputs, targets=targets, holdout=holdout, outputs=outputs)
+    return Rows(reader, path, inputs=inputs, targets=targets, holdout=holdout, outputs=outputs, transform=transform)

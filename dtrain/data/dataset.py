@@ -1,7 +1,7 @@
 """Any map-style dataset as a Source: `__len__`, `__getitem__`, nothing to inherit.
 
 Augmentation is reproducible: the generators of Python, numpy and torch are seeded from (i, e) before sample i of pass e
-is read.
+is read, and a `transform(sample, generator)` is given one of its own.
 """
 
 import hashlib
@@ -28,6 +28,8 @@ from dtrain.lifecycle import loaders
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
+Transform = Callable[[Any, torch.Generator | None], Any]
+"""(sample, generator of its index and pass; None for a held-out sample) -> sample."""
 SINGLE = (Tensor, np.ndarray, int, float, str, bytes, type(None))
 """Types of a sample that cannot hold an input and a target."""
 
@@ -41,6 +43,9 @@ class Samples:
     pad: float | None = None
     length: int | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    transform: Transform | None = None
+    held: bool = False
+    """Whether its samples are held out, for which nothing is drawn."""
 
     def one(self, index: int, epoch: int) -> Any:
         """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
@@ -54,6 +59,8 @@ class Samples:
                 f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
                 f"must have samples 0 to {size - 1} ({error})"
             ) from error
+        if self.transform:
+            sample = self.transform(sample, None if self.held else generator(index, epoch))
         optional = MASK if self.pad is not None else None
         return sample if self.collate else _pick(sample, self.keys, f"data.dataset: sample {index}", optional=optional)
 
@@ -71,11 +78,12 @@ class Samples:
 class Dataset:
     """A Source of a map-style dataset. `inputs` and `targets` are the keys of a sample, in a tuple or a mapping;
     several inputs stay a mapping. `workers` processes read samples; 0 means this process. `columns`: the dataset gives
-    the columns of many samples by a tensor of their indices, in any thread. `split`: which samples.
+    the columns of many samples by a tensor of their indices, in any thread. `split`: which samples; `held`: they are
+    held out.
 
-    Rows of different lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a
-    batch of a list of samples. `holdout` is a fraction; at least one sample is held out and one is not. Raises
-    WordsError if the object is not map-style or a sample lacks a key.
+    `transform` changes each sample. Rows of different lengths are padded with `pad`, to the longest of a batch or to
+    `length`; or `collate` makes a batch of a list of samples. `holdout` is a fraction; at least one sample is held out
+    and one is not. Raises WordsError if the object is not map-style or a sample lacks a key.
     """
 
     def __init__(
@@ -91,9 +99,11 @@ class Dataset:
         pad: float | None = None,
         length: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        transform: Transform | None = None,
         workers: int = 0,
         columns: bool = False,
         split: Split | None = None,
+        held: bool = False,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
@@ -117,13 +127,18 @@ class Dataset:
                 f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, "
                 "or a class with __call__."
             )
-        self._samples = Samples(
-            dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate
-        )
+        if transform is not None and not callable(transform):
+            raise WordsError(
+                f"data.transform: a {type(transform).__name__} cannot be called with (sample, generator). Name a "
+                "function, or a class with __call__."
+            )
+        keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
+        self._samples = Samples(dataset, keys, pad, length, collate, transform, held)
+        columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._split = split or Scattered.of(self._whole, holdout if holdout_dataset is None else 0)
         self._columns = columns
-        self._batched = columns or (isinstance(dataset, TensorDataset) and collate is None)
+        self._batched = columns or (isinstance(dataset, TensorDataset) and collate is None and transform is None)
         self.loading: Loading = "thread" if workers or columns else "step"
         if self._batched and not columns:
             self.loading = "block"
@@ -198,8 +213,8 @@ class Dataset:
         samples, (inputs, targets) = self._samples, self._samples.keys
         build = partial(
             Dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
-            pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers,
-            columns=self._columns,
+            pad=samples.pad, length=samples.length, collate=samples.collate, transform=samples.transform,
+            workers=self._workers, columns=self._columns, held=True,
         )  # fmt: skip
         if self._kept is not None:
             return build(self._kept, split=Scattered.of(_length(self._kept), 0))
@@ -255,6 +270,11 @@ def _is_row(sample: list[Any]) -> bool:
 def _converted(pair: tuple[Any, Any], where: str) -> tuple[Any, Any]:
     """(input, target) as tensors."""
     return tensors(pair[0], f"{where} the input"), tensors(pair[1], f"{where} the target")
+
+
+def generator(index: int, epoch: int) -> torch.Generator:
+    """The generator of a sample in a pass: the same on every mesh, in every process and after a restart."""
+    return torch.Generator().manual_seed(_mix64(_mix64(_mix64(index) ^ epoch)) >> 1)
 
 
 def _seed(index: int, epoch: int) -> None:

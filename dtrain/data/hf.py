@@ -5,6 +5,7 @@ data=hf data.path=saved data.split=train data.inputs=input_ids data.targets=labe
 
 from collections.abc import Sequence
 
+from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
 from dtrain.storage.rowfile import Reader
@@ -13,12 +14,13 @@ from dtrain.storage.rowindex import folder
 
 def build(
     *, path: str | Sequence[str], split: str | None, inputs: Pattern | None, targets: str, holdout: float, shift: bool,
-    outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None, cache: str | None,
+    outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
+    transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a folder that is no dataset."""
     reader = Reader("hf", folder(cache), split=split)
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length, packed=packing == "pack",
+        length=length, transform=transform, packed=packing == "pack",
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

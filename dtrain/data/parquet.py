@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
 from dtrain.data.split import Blocks
@@ -17,7 +18,8 @@ from dtrain.storage.rowindex import File, folder
 
 def build(
     *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
-    outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None, cache: str | None,
+    outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
+    transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a file that cannot be read."""
 
@@ -29,6 +31,6 @@ def build(
     reader = Reader("parquet", folder(cache))
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length, split=split, packed=packing == "pack",
+        length=length, transform=transform, split=split, packed=packing == "pack",
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

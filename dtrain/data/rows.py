@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data import IGNORE
-from dtrain.data.dataset import Dataset
+from dtrain.data.dataset import Dataset, Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
@@ -31,7 +31,8 @@ class Rows(Dataset):
     def __init__(
         self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
         shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
-        split: Callable[[Sequence[File], int], Split] | None = None, packed: bool = False,
+        transform: Transform | None = None, split: Callable[[Sequence[File], int], Split] | None = None,
+        packed: bool = False,
     ) -> None:  # fmt: skip
         urls = reader.found(path)
         columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
@@ -44,7 +45,7 @@ class Rows(Dataset):
         self._packed = packed
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
-            table, shift=shift, outputs=outputs, pad=pad, length=length, columns=pad is None,
+            table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
             split=self._split_of(files, len(table)),
         )  # fmt: skip
 

@@ -82,6 +82,7 @@ def check(model: nn.Module) -> None:
 
 def without_cache(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """A forward pre-hook of models of transformers, which look for documents only where no keys and values are kept."""
-    if kwargs.get(POSITIONS) is None or any(kwargs.get(name) is not None for name in ("cache", "past_key_values")):
+    kept = ("cache", "past_key_values", "use_cache")
+    if kwargs.get(POSITIONS) is None or any(kwargs.get(name) is not None for name in kept):
         return None
     return args, {**kwargs, "use_cache": False}

@@ -98,6 +98,11 @@ def _packed(config: Config) -> Iterable[str]:
         yield "data.packing=pack: the window is not given. Type data.sequence=<tokens>, such as data.sequence=2048."
     if data.get("length") is not None:
         yield f"data.length={data['length']} is of padded rows; packed rows fill data.sequence. Leave data.length out."
+    if data.get("transform") is not None:
+        yield (
+            "data.transform: rows are packed by the lengths that they have in their files, which it may change. Leave "
+            "it out, or type data.packing=none."
+        )
     for name, value in (("padding", "longest"), ("mask", True), ("kind", "pairs")):
         if data.get(name) == value:
             shown = str(value).lower()

@@ -51,3 +51,17 @@ class ByHand:
     def __call__(self, samples: list[Any]) -> Any:
         batch = by_hand(samples)
         return {**batch, "labels": torch.where(batch["labels"] == -100, self._fill, batch["labels"])}
+
+
+def masked(sample: Any, generator: torch.Generator | None) -> Any:
+    """A transform of a user's own: some tokens become 12; none of a held-out sample."""
+    tokens = torch.tensor(sample["input_ids"])
+    if generator is not None:
+        tokens[torch.rand(len(tokens), generator=generator) < 0.5] = 12
+    return {**sample, "input_ids": tokens}
+
+
+def noisy(sample: Any, generator: torch.Generator | None) -> Any:
+    """Of rows of files: (input, target)."""
+    x, y = sample
+    return (x + torch.rand(len(x), generator=generator).numpy() if generator else x), y

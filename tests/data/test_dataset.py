@@ -235,3 +235,28 @@ class Worded(Squares):
 def test_a_length_that_cannot_be_had_is_refused(dataset: Any, why: str) -> None:
     with pytest.raises(WordsError, match=rf"__len__ of {type(dataset).__name__} fails \({why}.*an integer >= 1"):
         Dataset(dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_draws_by_sample_and_pass_alone(workers: int) -> None:
+    from data.rows import Rows, masked
+
+    given: dict[str, Any] = {"inputs": "input_ids", "targets": "labels", "pad": 0, "length": 8, "holdout": 0.25}
+    source = Dataset(Rows(), transform=masked, workers=workers, **given)
+    plain = Dataset(Rows(), **given)
+    index = np.arange(len(source))
+    first, again, later = (source.take(index, index * 0 + epoch)["inputs"] for epoch in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, later)
+    alone = torch.cat([source.take(index[n : n + 1], np.zeros(1, int))["inputs"] for n in (5, 2)])
+    assert torch.equal(alone, first[[5, 2]])
+    before = plain.take(index, index * 0)["inputs"]
+    assert bool(((first == before) | (first == 12)).all()) and not torch.equal(first, before)
+    held, plain_held = source.holdout(), plain.holdout()
+    assert held is not None and plain_held is not None
+    place = np.arange(len(held))
+    assert torch.equal(held.take(place, place * 0)["inputs"], plain_held.take(place, place * 0)["inputs"])
+
+
+def test_a_transform_that_is_no_function_is_refused() -> None:
+    with pytest.raises(WordsError, match=r"data.transform: a int cannot be called with \(sample, generator\)"):
+        Dataset(TensorDataset(torch.ones(4, 2), torch.ones(4)), transform=3)  # type: ignore[arg-type]

@@ -187,3 +187,20 @@ def test_a_row_group_is_read_once_for_a_window_of_rows(source: Any, monkeypatch:
     for start in range(0, 48, 8):
         made.take(*made.order(np.arange(start, start + 8), seed=1))
     assert sorted(reads) == [*range(9)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_are_transformed_one_by_one(format: str, source: Any, tmp_path: Path) -> None:
+    from data.rows import noisy
+
+    path = write(tmp_path / f"rows.{format}", rows())
+    plain, made = source(format, path), source(format, path, transform=noisy)
+    index = np.arange(len(made))
+    before, first, again, later = (
+        each.take(index, index * 0 + epoch) for each, epoch in ((plain, 0), (made, 0), (made, 0), (made, 1))
+    )
+    assert torch.equal(first["inputs"], again["inputs"]) and not torch.equal(first["inputs"], later["inputs"])
+    assert bool((first["inputs"] >= before["inputs"]).all()) and torch.equal(first["targets"], before["targets"])
+    assert made.fingerprint == plain.fingerprint and made.loading == "step"
+    held = np.arange(len(made.holdout()))
+    assert torch.equal(*(each.holdout().take(held, held * 0)["inputs"] for each in (plain, made)))

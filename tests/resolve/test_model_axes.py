@@ -223,6 +223,7 @@ FILES = ("data=jsonl", "data.path=a.jsonl", "data.inputs=x", "data.targets=x", "
         ("data.packing=pack data.sequence=8 model=mlp", "model=mlp takes no tokens, let alone where their documents end"),
         ("data=chat data.tokenizer=tk data.packing=pack data.padding=longest", "data.padding=longest does not go with"),
         ("data=chat data.tokenizer=tk data.packing=pack data.mask=true", "data.mask=true does not go with data.packing=pack"),
+        ("data.packing=pack data.sequence=8 data.transform._target_=torch.neg", "rows are packed by the lengths that they have"),
         ("data.packing=pack data.sequence=10 mesh.cp=2 devices=2", "data.sequence=10 is not divisible by 2 x cp = 4"),
     ],
 )  # fmt: skip

@@ -62,7 +62,7 @@ def test_a_repository_of_the_hub_gets_one_commit(tmp_path: Path) -> None:
         hub.refuses = True
         refused = export(hub, tmp_path, name="others/theirs")
         assert refused.returncode == 3 and len(refused.stderr.splitlines()) == 1, refused.stderr
-        assert "Type hf auth login, or set HF_TOKEN to a token that may write there." in refused.stderr
+        assert "Type hf auth login, or set HF_TOKEN to a token that may write there" in refused.stderr
         assert hub.commits == 1
 
 

@@ -20,7 +20,7 @@ from dtrain.mesh import Mesh
 from dtrain.objective import answer
 from dtrain.planned import Part
 
-LABELS = ("classification", "next_token", "masked")
+LABELS = ("classification", "next_token")
 """Tasks whose targets are classes."""
 
 

@@ -24,23 +24,24 @@ from dtrain.data.windows import whole
 from dtrain.errors import PreflightError, WordsError
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load
+from dtrain.lifecycle.stop import StopSignal
 from dtrain.loop.assemble import Parts
 from dtrain.loop.step import call
 from dtrain.model import evaluating, seeds
 from dtrain.objective import answer
 from dtrain.planned import Plan
-from dtrain.result import Result, versions
+from dtrain.result import Result, Status, versions
 from dtrain.storage import store
 from dtrain.storage.attempts import place
 from dtrain.storage.predictions import Predictions
 
 
 def predict(plan: Plan) -> Result:
-    """Write the rows; `metrics` of the result has their number and place."""
+    """Write the rows; `metrics` of the result has their number and place. A signal stops it between two parts."""
     began, asked = time.perf_counter(), plan.predict
     if plan.mesh.cp > 1:
         raise WordsError(f"predict: mesh.cp={plan.mesh.cp} splits a row. Leave mesh.cp out.")
-    with load(plan) as (parts, commit):
+    with StopSignal(after=None, seconds=plan.stop_seconds) as stop, load(plan) as (parts, commit):
         source = _source(parts, commit)
         index, rows = _in_order(source)
         task, names = about(plan.objective).get("task"), getattr(source, "class_names", None)
@@ -55,21 +56,25 @@ def predict(plan: Plan) -> Result:
         begun = _told(parts, lambda: sink.begin(facts))
         per = max(1, asked["part"] // asked["batch"]) * asked["batch"]
         count = -(-len(index) // per)
+        number = count if begun is None else begun
         with evaluating(parts.model):
-            for number in range(count if begun is None else begun, count):
+            while number < count and not stop.requested(number, mesh):
                 mine = slice(number * per, (number + 1) * per)
                 answers = _answers(parts, source, index[mine], asked["batch"], task)
                 columns = {"row": rows[mine].tolist(), **columns_of(answers, task, names, asked["scores"])}
                 mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
-        if begun is not None:
+                number += 1
+                stop.done()
+        if begun is not None and number == count:
             mesh.on_rank_0("write predictions", lambda: sink.finish(facts, count))
-    metrics = {"rows": len(index), "to": to}
-    return Result("finished", commit["step"], None, time.perf_counter() - began, metrics, versions())
+    metrics = {"rows": min(number * per, len(index)), "to": to}
+    status: Status = "finished" if number == count else stop.status
+    return Result(status, commit["step"], None, time.perf_counter() - began, metrics, versions(), stop.cause)
 
 
 def columns_of(answers: Tensor, task: str | None, names: list[str] | None, scores: str) -> dict[str, list[Any]]:
     """The columns of `answers` [N, K]: log-likelihood and number of tokens, scores of classes, or outputs."""
-    if task in ("next_token", "masked"):
+    if task == "next_token":
         return {"log_likelihood": answers[:, 0].tolist(), "tokens": answers[:, 1].long().tolist()}
     if task != "classification":
         return {"prediction": (answers[:, 0] if answers.shape[1] == 1 else answers).tolist()}
@@ -144,7 +149,7 @@ def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str
 
 def _of_rows(outputs: Tensor, batch: Batch, task: str | None) -> Tensor:
     """[B, K] of the outputs of one forward."""
-    if task in ("next_token", "masked"):
+    if task == "next_token":
         targets = batch["targets"]
         each = F.cross_entropy(outputs.float().movedim(-1, 1), targets, ignore_index=IGNORE, reduction="none")
         return torch.stack([-each.sum(1), (targets != IGNORE).sum(1).float()], 1)

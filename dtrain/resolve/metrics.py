@@ -36,10 +36,10 @@ def named(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         if part is None:
             continue
         name = asked if isinstance(asked, str) else name_of(str(part["_target_"]))
+        if isinstance(asked, str) and f"eval_{name}" in known:
+            continue  # the objective measures it already
         problems += _misfit(name, part, objective, config)
         if name in parts or f"eval_{name}" in known:
-            if isinstance(asked, str):
-                continue  # the objective measures it already
             problems.append(f"{KEY}: eval_{name} is there twice. Leave one of them out.")
         parts[name] = part
     if problems:

@@ -17,9 +17,11 @@ from dtrain.verb.evaluate import look_back
 
 def run(words: Sequence[str]) -> int:
     _, result = look_back(words, loop="dtrain.evaluation.predict.predict", check=_check)
-    if result is not None:
-        screen.say(f"step {result.step}  {result.metrics['rows']} rows · {result.metrics['to']}")
-    return 0
+    if result is None:
+        return 0
+    said = f"step {result.step}  {result.metrics['rows']} rows · {result.metrics['to']}"
+    screen.say(said if result.status == "finished" else f"{said}\n{result.reason}: go on with the same words")
+    return result.exit_code
 
 
 def _check(plan: Plan) -> None:

@@ -6,6 +6,7 @@ import pytest
 from small import plan
 
 from dtrain.errors import WordsError
+from dtrain.launcher import preflight
 
 DIGITS = ("model=mlp", "data=synthetic", "objective=classification")
 F1 = "{_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}"
@@ -67,3 +68,11 @@ def test_a_class_of_torchmetrics_says_itself_what_is_best() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(metrics: str, words: tuple[str, ...], said: str) -> None:
     assert said in refused(metrics, *words)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = asked(f"[{F1}]", *DIGITS, "trust=[torchmetrics]")
+    assert not [problem for problem in preflight.missing(made) if "torchmetrics" in problem]
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    said = [problem for problem in preflight.missing(made) if "torchmetrics" in problem]
+    assert said == ["evaluate.metrics needs the torchmetrics package. Type: pip install 'dtrain[metrics]'"]

@@ -36,7 +36,7 @@ def _known() -> dict[str, Any]:
     names = (*(f"{MODULE}.{name}" for name in CLASSES), f"{OLDER}.TensorProperties", f"{OLDER}.MEM_FORMAT_ENCODING")
     known: dict[str, Any] = {name: type(name, (pickles.recorded(),), {}) for name in names}
     dtypes = {f"torch.{dtype}": dtype for dtype in SIZES}
-    return known | dtypes | {"torch.Size": tuple, "collections.OrderedDict": dict}
+    return known | dtypes | {"torch.Size": list, "collections.OrderedDict": pickles.ordered}
 
 
 def _tensors(url: str, metadata: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], Stored]]:

@@ -4,6 +4,7 @@ name of a short table stands for an object of ours that only records what it was
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,15 @@ HARMLESS = (
     "torch.serialization._get_layout", "torch.torch_version.TorchVersion", "_codecs.encode", "__builtin__.set",
 )  # fmt: skip
 """Names, and beginnings of names, of what checkpoints hold beside tensors. A Recorded stands for each."""
+
+
+SPARE = 1 << 16
+"""Places of the memo that a pickle may leave free."""
+HASHED = {
+    "SETITEM": slice(1, 2), "SETITEMS": slice(1, None, 2), "DICT": slice(1, None, 2), "ADDITEMS": slice(None),
+    "FROZENSET": slice(None),
+}  # fmt: skip
+"""Operations that hash objects -> which of those that they take from the stack, the last one first."""
 
 
 class RefusedError(ValueError):
@@ -46,6 +56,7 @@ def load(data: bytes, known: Mapping[str, Any], persistent: Callable[[Any], Any]
     if len(data) > LARGEST:
         raise RefusedError(f"its pickle has {len(data)} bytes")
     try:
+        _scan(data)
         return _Unpickler(io.BytesIO(data), known, persistent).load()
     except RefusedError:
         raise
@@ -81,6 +92,54 @@ def recorded() -> type:
         def add(self, item: Any) -> None: ...
 
     return Recorded
+
+
+def _scan(data: bytes) -> None:
+    """Raises RefusedError for what would take time or memory without bound: a tuple of tuples that is hashed, and a
+    memo with places that nothing needs.
+    """
+    stack, memo = list[int | None](), dict[int, int | None]()  # how deep tuples are nested; None for a mark
+    for number, (code, argument, _) in enumerate(pickletools.genops(data)):
+        if "PUT" in code.name or code.name == "MEMOIZE":
+            place = len(memo) if code.name == "MEMOIZE" else int(argument)
+            if place > number + SPARE:
+                raise RefusedError(f"its pickle asks for {place} places of its memo")
+            memo[place] = stack[-1]
+        elif "GET" in code.name:
+            stack.append(memo[int(argument)])
+        elif code.name == "DUP":
+            stack.append(stack[-1])
+        elif code.name == "MARK":
+            stack.append(None)
+        else:
+            taken = _taken(code, stack)
+            if any(depth > 1 for depth in taken[HASHED.get(code.name, slice(0))]):
+                raise RefusedError("its pickle has a key that is a tuple of tuples")
+            nested = 1 + max(taken, default=0) if code.name.startswith("TUPLE") else 0
+            stack += [nested] * len(code.stack_after)
+
+
+def _taken(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
+    """Those that an operation takes from the stack, the last one first."""
+    before, taken = code.stack_before, list[int]()
+    if pickletools.markobject in before:
+        while (depth := stack.pop()) is not None:
+            taken.append(depth)
+        before = before[: before.index(pickletools.markobject)]
+    return taken + [stack.pop() or 0 for _ in before]
+
+
+class _Dict(dict[Any, Any]):
+    """An OrderedDict, whose state is not kept."""
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+def ordered(pairs: Any = ()) -> _Dict:
+    """An OrderedDict of names. Raises RefusedError for other keys, which could take long to hash."""
+    if not all(isinstance(key, str | int) for key, _ in pairs):
+        raise RefusedError("a dict of its pickle has keys that are no names")
+    return _Dict(pairs)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -58,7 +58,12 @@ def parse(head: bytes, start: int, size: int) -> tuple[dict[str, Row], dict[str,
     """The tensors and the metadata of a header, whose data is from `start` to `size` of its file. Raises ValueError."""
     read = mapping(strict(head))
     mark = {key: str(value) for key, value in mapping(read.pop("__metadata__", {})).items()}
-    return {name: _row(mapping(facts), start, size) for name, facts in read.items()}, mark
+    rows, end = {name: _row(mapping(facts), start, size) for name, facts in read.items()}, start
+    for name, row in sorted(rows.items(), key=lambda one: (one[1].begin, math.prod(one[1].shape))):
+        if row.begin < end:
+            raise ValueError(f"its header has two entries for the same bytes, one of them {name[:80]!r}")
+        end = row.begin + math.prod(row.shape) * SIZES[row.dtype]
+    return rows, mark
 
 
 def strict(data: bytes) -> Any:
@@ -87,6 +92,8 @@ def _row(facts: Mapping[str, Any], start: int, size: int) -> Row:
     dtype, offsets = DTYPES.get(str(facts.get("dtype"))), numbers(facts.get("data_offsets"))
     if dtype is None or len(offsets) != 2:
         raise ValueError(f"its header has an entry that is not a tensor: {str(facts)[:80]}")
+    if math.prod(filter(None, numbers(facts.get("shape")))) >> 63:
+        raise ValueError(f"its header has an entry of an impossible size: {str(facts)[:80]}")
     row = Row(dtype, numbers(facts.get("shape")), start + offsets[0])
     end = row.begin + math.prod(row.shape) * SIZES[dtype]
     if end != start + offsets[1] or end > size:

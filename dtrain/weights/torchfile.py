@@ -19,6 +19,8 @@ BROKEN = (ValueError, KeyError, TypeError, OSError, EOFError, OverflowError, Run
 """Errors of zipfile for a damaged file; RefusedError is a ValueError."""
 DEEPEST, LONGEST = 32, 400
 """The most dicts inside each other, and letters of a name."""
+EXPANDED = 1 << 30
+"""Bytes that a tensor may have however small its storage is, which it reads again and again."""
 ENDS = 1 << 10
 """Bytes of a file with one tensor before and behind its numbers."""
 STORAGES = {
@@ -42,6 +44,9 @@ class View(NamedTuple):
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class Ranged(io.RawIOBase):
@@ -152,6 +157,8 @@ def _stored(view: View, root: str, places: Mapping[str, tuple[int, int]], url: s
     numbers = (offset, *shape, *stride)
     if len(shape) != len(stride) or not all(type(number) is int and number >= 0 for number in numbers):
         raise RefusedError(f"a tensor of the storage {plain(key)} has an impossible shape")
+    if math.prod(filter(None, shape)) * size > max(length << 10, EXPANDED):
+        raise RefusedError(f"a tensor of the storage {plain(key)} has an impossible size")
     last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if math.prod(shape) else -1
     if (last + 1) * size > length:
         raise RefusedError(f"a tensor reaches beyond its storage {plain(key)}")
@@ -166,14 +173,20 @@ def _storage(pid: Any) -> Storage:
     return Storage(storage, key)
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> View:
+def _tensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, flags: Any = None
+) -> View:
     if not isinstance(storage, Storage):
         raise RefusedError("a tensor of its pickle has no storage")
+    if flags:
+        raise RefusedError(f"a tensor is a view that is {plain(' and '.join(flags))}: its storage holds other numbers")
     return View(storage, offset, tuple(shape), tuple(stride))
 
 
-def _typed(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *_: Any) -> View:
-    return _tensor(Storage(dtype, storage.key), offset, shape, stride)
+def _typed(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, flags: Any = None
+) -> View:
+    return _tensor(Storage(dtype, storage.key), offset, shape, stride, grad, hooks, flags)
 
 
 def _parameter(data: Any, *_: Any) -> Any:
@@ -186,18 +199,8 @@ def _subclass(rebuild: Any, kind: Any, args: Any, *_: Any) -> Any:
     return rebuild(*args)
 
 
-class _Dict(dict[Any, Any]):
-    """An OrderedDict, whose state is not kept."""
-
-    def __setstate__(self, state: Any) -> None: ...
-
-
-def _ordered(*pairs: Any) -> _Dict:
-    return _Dict(*pairs)
-
-
 KNOWN: dict[str, Any] = {
-    "collections.OrderedDict": _ordered,
+    "collections.OrderedDict": pickles.ordered,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _typed,
@@ -206,7 +209,7 @@ KNOWN: dict[str, Any] = {
     "torch._tensor._rebuild_from_type_v2": _subclass,
     "torch.Tensor": "tensor",
     "torch.nn.parameter.Parameter": "parameter",
-    "torch.Size": tuple,
+    "torch.Size": list,
     "torch.storage.UntypedStorage": "uint8",
     **{f"torch.{name}Storage": dtype for name, dtype in STORAGES.items()},
     **{f"torch.{dtype}": dtype for dtype in SIZES},

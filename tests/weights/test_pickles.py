@@ -133,3 +133,18 @@ def test_damage_of_any_byte_is_one_error(tmp_path: Path) -> None:
                 refused += 1
                 assert len(str(error).splitlines()) == 1
     assert refused > len(data)
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (b"\x80\x02}K\x01K\x02\x86" + b"2\x86" * 34 + b"Ns.", "a tuple of tuples"),
+        (b"\x80\x02}(K\x01K\x02\x86" + b"2\x86" * 34 + b"Nu.", "a tuple of tuples"),
+        (b"\x80\x04\x8f(K\x01K\x02\x86" + b"2\x86" * 34 + b"\x90.", "a tuple of tuples"),
+        (b"\x80\x02K\x01r\x00\x00\x00\x18.", "402653184 places of its memo"),
+    ],
+)
+def test_time_and_memory_of_a_pickle_have_bounds(payload: bytes, cause: str) -> None:
+    with pytest.raises(RefusedError, match=cause):
+        pickles.load(payload, {})
+    assert pickles.load(pickle.dumps({("a", 1): [(2, (3,))], "b": {4}}), {}) == {("a", 1): [(2, (3,))], "b": {4}}

@@ -1,6 +1,8 @@
 """Headers of safetensors files, against the format's own writer."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,3 +34,16 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(ForeignError, match="it is not a whole safetensors file"):
             safetensors.tensors(str(file))
+
+
+@pytest.mark.parametrize(
+    ("entries", "cause"),
+    [
+        ({"a": [[2], [0, 8]], "b": [[2], [4, 12]]}, "two entries for the same bytes"),
+        ({"a": [[0, 2**70], [0, 0]]}, "impossible size"),
+    ],
+)
+def test_a_header_that_no_writer_writes_is_refused(entries: Any, cause: str) -> None:
+    head = {name: {"dtype": "F32", "shape": shape, "data_offsets": at} for name, (shape, at) in entries.items()}
+    with pytest.raises(ValueError, match=cause):
+        safetensors.parse(json.dumps(head).encode(), 0, 12)

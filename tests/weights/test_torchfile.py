@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from dtrain.checkpoint.adopt import read
 from dtrain.weights import SIZES, ForeignError, Weights, place, torchfile
+from dtrain.weights.pickles import RefusedError
 
 
 def value(weights: Weights, name: str) -> torch.Tensor:
@@ -97,6 +99,20 @@ def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:
             new.writestr(name, data.replace(b"K\x04\x85", b"K\x05\x85") if name.endswith("data.pkl") else data)
     with pytest.raises(ForeignError, match="a tensor reaches beyond its storage 0"):
         place.open_at(str(tmp_path / "b.pt"))
+
+
+@pytest.mark.parametrize("view", [torch._neg_view, torch.conj])
+def test_a_view_whose_storage_holds_other_numbers_is_refused(view: Any, tmp_path: Path) -> None:
+    torch.save({"x": view(torch.ones(2, dtype=torch.complex64))}, tmp_path / "a.pt")
+    with pytest.raises(ForeignError, match=r"is a view that is (neg|conj): its storage holds other numbers"):
+        place.open_at(str(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (0, 2**70)])
+def test_a_size_that_no_storage_has_is_refused(shape: tuple[int, ...]) -> None:
+    view = torchfile.View(torchfile.Storage("float32", "0"), 0, shape, (0,) * len(shape))
+    with pytest.raises(RefusedError, match="impossible size"):
+        torchfile._stored(view, "", {"data/0": (0, 16)}, "a.pt")
 
 
 def test_headers_are_read_without_torch(tmp_path: Path) -> None:

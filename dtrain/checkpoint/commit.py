@@ -164,6 +164,15 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
     return chosen
 
 
+def data_of(places: Iterable[str]) -> str | None:
+    """The fingerprint of the data of the newest checkpoint at the first of these places that has one."""
+    for source in places:
+        chosen, _ = first(candidates_at(source))
+        if chosen is not None:
+            return (chosen[1]["facts"].get("stream") or {}).get("fingerprint")
+    return None
+
+
 def first(candidates: Iterable[Candidate]) -> tuple[tuple[str, dict[str, Any]] | None, list[tuple[str, str]]]:
     """(URL, commit) of the first valid candidate, and (URL, problem) of the damaged ones before it. Digests of shards
     are not verified.

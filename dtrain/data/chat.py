@@ -84,9 +84,10 @@ class Chat:
         rows = re.fullmatch(r"chat-(\d+)-\w+", fingerprint)
         if not rows or not 0 < int(rows[1]) < self._whole or self._print(int(rows[1])) != fingerprint:
             return None
-        self._seen = int(rows[1])
-        for name in ("part", "_usable"):
-            self.__dict__.pop(name, None)
+        if self._seen != int(rows[1]):
+            self._seen = int(rows[1])
+            for name in ("part", "_usable"):
+                self.__dict__.pop(name, None)
         return [
             f"{self._whole - self._rows} rows were added since this run began, which goes on with the {self._rows} "
             "that it has. To train on all type out=<another place>."

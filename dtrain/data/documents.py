@@ -46,7 +46,7 @@ def documents_of(path: str | Sequence[str], column: str | None, cache: Path) -> 
         return Documents(len(named), "file", prints, lambda first: _contents([url for _, url, _ in named[first:]]))
     reader = reader_of({"cache": str(cache)}, path, None)
     files = reader.opened(reader.found(path), [column])
-    kinds(files, [column], text=True)
+    kinds([file.facts for file in files], [column], text=True)
     count = sum(sum(file.facts["sizes"]) for file in files)
     states = [column, [file.facts["sha256"] for file in files]]
     return Documents(count, "row", states, lambda first: _rows(files, column, first))

@@ -145,13 +145,12 @@ class Mixture(Joined):
             known = {**then["of"]} if then["parts"] == self._parts else {}
         except (ValueError, TypeError, KeyError):
             return None
-        grown = {name: source for name, source in self.of.items() if known.get(name) != source.fingerprint}
         told = list[str]()
-        for name, source in grown.items():
+        for name, source in self.of.items():
             sentences = source.as_of(str(known.get(name))) if isinstance(source, Growing) else None
-            if sentences is None:
+            if known.get(name) != source.fingerprint:
                 return None
-            told += [f"data.of.{name}: {sentence}" for sentence in sentences]
+            told += [f"data.of.{name}: {sentence}" for sentence in sentences or []]
         return told
 
     @cached_property

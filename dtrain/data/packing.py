@@ -171,8 +171,9 @@ class Packed:
 
     def as_of(self, fingerprint: str) -> list[str] | None:
         inner, _, window = fingerprint.rpartition("-packed-")
+        before = self.fingerprint
         told = self._rows.as_of(inner) if window == str(self._window) else None
-        if told is not None:
+        if told is not None and self.fingerprint != before:
             for each in (self, self._heldout):
                 if each is not None:
                     each.repack()

@@ -109,8 +109,10 @@ class Rows(Dataset):
         rows = re.fullmatch(r"rows-(\d+)-\w+", fingerprint)
         if not rows or not 0 < int(rows[1]) < len(self._samples.dataset) or self._print(int(rows[1])) != fingerprint:
             return None
-        self._seen = int(rows[1])
-        self.resplit(self._split_of(self._files, self._seen))
+        if self._seen != int(rows[1]):
+            self._seen = int(rows[1])
+            self._table.describe(self._seen)
+            self.resplit(self._split_of(self._files, self._seen))
         return [
             f"{len(self._samples.dataset) - self._seen} rows were added since this run began, which goes on with the "
             f"{self._seen} that it has. To train on all type out=<another place>."
@@ -133,13 +135,24 @@ class Table:
     """
 
     def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str) -> None:
-        self._inputs, self._target = inputs, target
-        self._kinds = kinds(files, [*inputs, target], text=False)
+        self._inputs, self._target, self._files = inputs, target, files
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
         self.columns = [*dict.fromkeys([*inputs, target])]
         """Inputs, then the target."""
         self.ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
-        self.classes = _classes(files, target) if self._kinds[target] == "whole" else None
+        self.classes: int | None = None
+        self.describe(len(self))
+
+    def describe(self, rows: int) -> None:
+        """Take the types and classes of the first rows alone."""
+        facts, left = list[Mapping[str, Any]](), rows
+        for file in self._files:
+            size = sum(file.facts["sizes"])
+            if left > 0 and size:
+                facts.append(file.first(min(left, size)))
+            left -= size
+        self._kinds = kinds(facts, [*self._inputs, self._target], text=False)
+        self.classes = _classes(facts, self._target) if self._kinds[self._target] == "whole" else None
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
@@ -200,9 +213,8 @@ class Table:
         return column
 
 
-def _classes(files: Sequence[File], target: str) -> int | None:
+def _classes(facts: Sequence[Mapping[str, Any]], target: str) -> int | None:
     """One more than the largest whole number of the target, if all files tell it and none is negative."""
-    facts = [file.facts for file in files if sum(file.facts["sizes"])]
     if not facts or any(target not in each["largest"] or each["smallest"][target] < 0 for each in facts):
         return None
     return 1 + max(int(each["largest"][target]) for each in facts)

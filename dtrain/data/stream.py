@@ -133,7 +133,7 @@ class Stream:
                 "the checkpoint is of a run with another seed. Type seed=<that of its run>, or out=<another place>. If "
                 "the folder has checkpoints of two runs (dtrain checkpoint ls), remove those of one."
             )
-        if state["fingerprint"] != mine["fingerprint"] and isinstance(self._source, Growing):
+        if isinstance(self._source, Growing):
             grown = self._source.as_of(state["fingerprint"]) or []
             self.notes = [*grown, *(self._source.notes if isinstance(self._source, Noted) else [])]
             mine = self.state_dict()

@@ -2,7 +2,6 @@
 
 import time
 
-from dtrain.data import Growing
 from dtrain.errors import PreflightError
 from dtrain.evaluation.heldout import each
 from dtrain.evaluation.metrics import metrics_of
@@ -16,9 +15,6 @@ def evaluate(plan: Plan) -> Result:
     """Evaluate a checkpoint; the result's `metrics` are `eval_loss` and the objective's own."""
     began = time.perf_counter()
     with load(plan, judged=True) as (parts, commit):
-        stream = commit["facts"].get("stream")
-        if stream and isinstance(parts.source, Growing):
-            parts.source.as_of(stream["fingerprint"])  # held-out samples are those of then
         if not parts.measured:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
         metrics = each(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dtrain import compile
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
-from dtrain.data.stream import as_source, to_device
-from dtrain.loop.assemble import Parts, assemble
+from dtrain.data.stream import to_device
+from dtrain.loop.assemble import Parts, assemble, source_of
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
 from dtrain.model import construct, evaluating
@@ -41,7 +41,7 @@ def weights(plan: Plan, source: str) -> nn.Module:
     """The model of a one-rank plan with the weights at `source`; data is read only if it gives a size."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        facts = as_source(build(plan.data)).facts if "auto" in plan.model.values() else {}
+        facts = source_of(plan, mesh, [source]).facts if "auto" in plan.model.values() else {}
         model = construct(plan.model, facts=facts, seed=plan.seed, adapter=plan.adapter)
         if any(parameter.is_meta for parameter in model.parameters()):
             materialize(model, mesh.device)

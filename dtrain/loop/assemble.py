@@ -1,7 +1,7 @@
 """Calls the constructors of a plan, in order: for training, for evaluation, and for your own loop."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +9,9 @@ from torch import nn
 
 from dtrain.build import build
 from dtrain.checkpoint import Checkpoint
+from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
-from dtrain.data import Source
+from dtrain.data import Growing, Source
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
 from dtrain.errors import WordsError
@@ -93,7 +94,8 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
-    built = as_source(build(plan.data))
+    places = [plan.out, plan.fork] if training else [plan.init or plan.out]
+    built = source_of(plan, mesh, places if brought else [])
     if isinstance(built, Streamed):
         built.begin(mesh.data_rank, mesh.data_ranks, plan.batch.local)
     source = prepared(objective, built, derive(plan.seed, "objective"))
@@ -112,6 +114,17 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     if judged:
         reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
     return Parts(plan, mesh, precision, strategy, objective, source, context, parameters, model, forward, reference)
+
+
+def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:
+    """The data of a plan, with the samples, and so the classes, that it had for the newest checkpoint at the first of
+    these places that has one; all ranks call it.
+    """
+    source = as_source(build(plan.data))
+    if isinstance(source, Growing) and any(places):
+        begun = mesh.on_rank_0("look for checkpoints", lambda: commits.data_of(filter(None, places)))
+        source.as_of(str(begun))
+    return source
 
 
 def prepare(parts: Parts, *, began: float | None = None) -> Training:

@@ -62,6 +62,9 @@ class ArrowFile:
     def digest(self, rows: int | None = None) -> str:
         return str(self.facts["sha256"]) if rows in (None, self.facts["sizes"][0]) else ""
 
+    def first(self, rows: int) -> Mapping[str, Any]:
+        return self.facts
+
     def read(self, block: int, index: Indices) -> Columns:
         if store.is_local(self.url):
             rowindex.unchanged(self.url, self.facts["fingerprint"])

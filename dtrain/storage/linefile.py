@@ -162,6 +162,18 @@ class LineFile:
             digest.update(self._bytes[start : min(end, start + CHUNK)])
         return self._finished(digest)
 
+    def first(self, rows: int) -> Mapping[str, Any]:
+        if rows == self.facts["sizes"][0]:
+            return self.facts
+
+        def make(_: Path) -> Mapping[str, Any]:
+            found = _Kinds(self.columns)
+            for row in self._rows(np.arange(rows)):
+                found.note(row)
+            return {"sizes": [rows], "sha256": self.digest(rows), **found.facts}
+
+        return rowindex.kept(self.cache, self.url, [*how(self.form, self.columns, self.raw), rows], make)[0]
+
     def read(self, block: int, index: Indices) -> Columns:
         rows = list(self._rows(index))
         if self.raw:
@@ -228,8 +240,7 @@ class LineFile:
         part.replace(f"{stem}.npy")  # others may have mapped the one before
         return {
             "names": names, "sizes": [len(offsets) // 2], "bytes": [file.stat().st_size],
-            "sha256": self._finished(digest), "kinds": found.kinds, "smallest": found.smallest,
-            "largest": found.largest,
+            "sha256": self._finished(digest), **found.facts,
         }  # fmt: skip
 
 
@@ -300,6 +311,10 @@ class _Kinds:
         self.smallest: dict[str, int] = {}
         self.largest: dict[str, int] = {}
         self._columns = columns
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kinds": self.kinds, "smallest": self.smallest, "largest": self.largest}
 
     def note(self, row: Mapping[str, Any]) -> None:
         """Raises Torn for a value that is missing, or of another kind than those before."""

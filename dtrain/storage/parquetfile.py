@@ -107,6 +107,9 @@ class ParquetFile:
     def digest(self, rows: int | None = None) -> str:
         return str(self.facts["sha256"]) if rows in (None, sum(self.facts["sizes"])) else ""
 
+    def first(self, rows: int) -> Mapping[str, Any]:
+        return self.facts
+
     def read(self, block: int, index: Indices) -> Columns:
         size = self.facts["bytes"][block]
         group = self.groups.get((self.url, block), size, lambda: self.group(block))

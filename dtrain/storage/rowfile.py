@@ -138,7 +138,7 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
             )
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
             files = reader.opened(urls, columns)
-            kinds(files, columns, text=reader.text)
+            kinds([file.facts for file in files], columns, text=reader.text)
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
             if data.get("packing") == "pack":
@@ -148,9 +148,9 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
     return ""
 
 
-def kinds(files: Sequence[File], columns: Sequence[str], *, text: bool) -> dict[str, str]:
-    """The kind of each column in all files. Raises WordsError unless they are text, or else numbers."""
-    return {name: _kind(name, {file.facts["kinds"].get(name) for file in files} - {None}, text) for name in columns}
+def kinds(facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool) -> dict[str, str]:
+    """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers."""
+    return {name: _kind(name, {each["kinds"].get(name) for each in facts} - {None}, text) for name in columns}
 
 
 def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
             f"data.packing=pack: a packed row has one input and one target, not {', '.join(columns)}. Type "
             "data.inputs=<the column of tokens>; no attention_mask is needed."
         )
-    for name, kind in kinds(files, columns, text=False).items():
+    for name, kind in kinds([file.facts for file in files], columns, text=False).items():
         if kind != "list of whole":
             raise WordsError(
                 f"data.packing=pack: column {name} holds {_plural(kind)}. Name one of tokens, lists of whole numbers."

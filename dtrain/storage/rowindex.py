@@ -41,6 +41,10 @@ class File(Protocol):
         """A digest of the file, or of the file that it was when it had that many rows; empty if that is not known."""
         ...
 
+    def first(self, rows: int) -> Mapping[str, Any]:
+        """The facts of the file when it had that many rows, of which there is a digest."""
+        ...
+
     def read(self, block: int, index: Indices) -> Columns:
         """The columns of rows of a block, by their place in it. Raises PreflightError for values that are missing."""
         ...

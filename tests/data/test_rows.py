@@ -11,8 +11,10 @@ import torch
 from data.files import rows, write
 from torch.utils.data import TensorDataset
 
+from dtrain.__main__ import main
 from dtrain.data import csv, jsonl, parquet
 from dtrain.data.dataset import Dataset
+from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
@@ -204,3 +206,32 @@ def test_rows_are_transformed_one_by_one(format: str, source: Any, tmp_path: Pat
     assert made.fingerprint == plain.fingerprint and made.loading == "step"
     held = np.arange(len(made.holdout()))
     assert torch.equal(*(each.holdout().take(held, held * 0)["inputs"] for each in (plain, made)))
+
+
+@pytest.mark.parametrize("label", [9, -100, 1.5])
+def test_rows_that_were_added_with_another_class_change_no_fact_of_the_first_rows(
+    label: float, source: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "rows.jsonl", rows())
+    before = source("jsonl", path)
+    samples, facts = everything(before), before.facts
+    write(tmp_path / "rows.jsonl", [*rows(), {**rows(1, first=60)[0], "label": label}])
+    after = source("jsonl", path)
+    assert after.facts != facts and after.as_of(before.fingerprint)
+    assert after.facts == facts and everything(after) == samples
+    mixed, grown = (Mixture(of={"a": one}, weights={"a": 1}) for one in (before, source("jsonl", path)))
+    assert grown.as_of(mixed.fingerprint) and grown.facts == facts
+    assert grown.as_of(mixed.fingerprint), "it says so again"
+
+
+def test_a_run_goes_on_when_rows_with_a_new_class_were_added(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", rows())
+    words = [
+        "model=mlp", "data=jsonl", f"data.path={path}", "data.inputs=x", "data.targets=label", "strategy=single", "batch=6",
+        "objective=classification", f"data.cache={tmp_path}/cache", "hook=[]", "logger=[]", f"out={tmp_path}/run",
+    ]  # fmt: skip
+    assert main([*words, "steps=2"]) == 0
+    write(tmp_path / "rows.jsonl", [*rows(), {**rows(1)[0], "label": 9}])
+    assert main(["evaluate", f"out={tmp_path}/run"]) == 0
+    assert main([*words, "steps=3"]) == 0
+    assert "1 rows were added since this run began" in (tmp_path / "run/events.jsonl").read_text()

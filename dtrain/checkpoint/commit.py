@@ -13,7 +13,7 @@ from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, 
 from dtrain.errors import StoreError
 from dtrain.secrets import masked, screen
 from dtrain.storage import store
-from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
+from dtrain.storage.attempts import ATTEMPT, COMMIT, IMPORTED, STEP, Attempt, dispute, listed, listed_at, rivals
 from dtrain.weights.safetensors import mapping, strict
 
 NAME = COMMIT
@@ -159,9 +159,16 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
     """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError if none is valid."""
     chosen, damaged = first(candidates_at(source))
     if chosen is None:
-        cause = "; ".join(problem for _, problem in damaged) or "there is no committed one"
+        cause = "; ".join(problem for _, problem in damaged) or none_at(source)
         raise StoreError.during("find a checkpoint at", source, cause)
     return chosen
+
+
+def none_at(source: str) -> str:
+    """A cause for a place without a committed checkpoint."""
+    if store.exists(store.join(source, IMPORTED)):
+        return "its import was broken off. Type dtrain checkpoint import again, with the same words"
+    return "there is no committed one"
 
 
 def data_of(places: Iterable[str]) -> str | None:

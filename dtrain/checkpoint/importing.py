@@ -28,7 +28,9 @@ def import_weights(source: str, to: str, table: Any = None) -> tuple[str, Weight
     read, and our name -> theirs. Raises ForeignError, StoreError.
     """
     rules, weights = names.table(table), place.open_at(source)
-    if there := store.children(to):
+    there = [name for name in store.children(to) if name not in ("checkpoints", attempts.IMPORTED)]
+    if there or any(one.is_committed for one in attempts.listed(to)):
+        there = there or store.children(to)
         raise StoreError.during("write", to, f"it holds {', '.join(there[:3])} already", "Type to=<another place>")
     ours, faults = names.renamed(weights.tensors, rules)
     if faults or not ours:

@@ -262,7 +262,7 @@ class Sharded:
             if load(url, commit, state):
                 state.source = url
                 return {**commit, "url": url}
-        cause = "; ".join(restore.damaged) or "there is no committed one"
+        cause = "; ".join(restore.damaged) or commits.none_at(source)
         raise StoreError.during("find a checkpoint at", source, cause)
 
     # copies in memory

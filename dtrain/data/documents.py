@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from dtrain.data.order import _mix64, permute
+from dtrain.errors import PreflightError
 from dtrain.storage import rowindex, store
+from dtrain.storage.linefile import PACKED
 from dtrain.storage.rowfile import kinds, reader_of
 from dtrain.storage.rowindex import File
 from dtrain.tokenizer.pool import Document
@@ -82,7 +84,11 @@ def _contents(urls: Sequence[str]) -> Iterator[Document]:
                 if not coming:
                     return
                 url, text = coming.popleft()
-                yield Document(url, text.result())
+                data = text.result()
+                for magic, kind in PACKED.items():
+                    if data.startswith(magic):
+                        raise PreflightError(f"data.path={url} is packed with {kind}: that is no text. Unpack it.")
+                yield Document(url, data)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -120,8 +120,8 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part 
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
         raise WordsError(
-            f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or "
-            "data.outputs=<number> for data=dataset."
+            f"model.{unknown[0]}=auto: the data does not say (targets that are whole and >= 0 are classes). Type "
+            f"model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset."
         )
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
     _check_sizes(part, facts)
@@ -288,8 +288,8 @@ def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
     takes, kind = about(part).get("takes"), facts.get("kind", "")
     if takes in ("image", "features") and kind and not kind.startswith("float"):
         raise WordsError(
-            f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 "
-            "of bytes."
+            f"data: the inputs are {kind}, and the model takes fractions. In files write 1.0 for 1; from a dataset "
+            "return float32, such as image / 255 of bytes."
         )
     if takes == "tokens" and kind and not kind.startswith(("int", "uint")):
         raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes tokens. Return whole numbers.")

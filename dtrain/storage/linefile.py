@@ -5,6 +5,7 @@ its index is made, so that one that is none is told with its line before trainin
 import csv
 import hashlib
 import json
+import math
 import mmap
 from abc import ABC, abstractmethod
 from array import array
@@ -22,9 +23,12 @@ from dtrain.storage.rowindex import Columns, Indices
 
 CHUNK = 1 << 22
 HEAD = 1 << 20
-"""Bytes of each end of a file that are looked at before the launch: a header or row is shorter."""
+"""Bytes of each end of a file that are looked at before the launch, or more for a longer first row."""
+LONGEST = 1 << 30
+"""Bytes of the longest first row."""
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 LINE = b"\n"
+WHOLE = 1 << 63
 TYPES = {"whole": np.int64, "fraction": np.float32}
 
 
@@ -63,6 +67,8 @@ class JsonLines(Format):
             row = json.loads(line.decode())
         except ValueError as error:
             raise Torn(f"this is no JSON: {error}") from None
+        except RecursionError:
+            raise Torn("this is JSON that is nested too deeply") from None
         if not isinstance(row, dict):
             raise Torn(f'a row is an object of columns, such as {{"text": ...}}, not a {type(row).__name__}')
         return row
@@ -99,6 +105,7 @@ class Separated(Format):
         return odd, int(odd[-1]) if len(odd) else inside
 
     def _cells(self, line: bytes) -> list[str]:
+        csv.field_size_limit(LONGEST)
         try:
             rows = list(csv.reader([line.decode()], delimiter=self._separator, strict=True))
         except (csv.Error, ValueError) as error:
@@ -108,20 +115,31 @@ class Separated(Format):
 
 def names(url: str, form: Format) -> list[str]:
     """The columns of a file. Raises PreflightError."""
-    return _named(url, form, store.beginning(url, HEAD))[0]
+    return _named(url, form, _beginning(url))[0]
+
+
+def _beginning(url: str) -> bytes:
+    """The begin of a file, to the end of its first row at least if that has an end below LONGEST."""
+    count = HEAD
+    while True:
+        data = store.beginning(url, count)
+        if LINE in data.lstrip() or len(data) < count or count >= LONGEST:
+            return data
+        count *= 8
 
 
 def check(url: str, form: Format, columns: Sequence[str]) -> None:
     """Look at both ends of a file. Raises PreflightError for a torn last row, and WordsError for a missing column."""
-    names, begin = _named(url, form, store.beginning(url, HEAD))
+    names, begin = _named(url, form, _beginning(url))
     for name in columns:
         rowindex.column(name, names, f"data.path={url}")
     size, end = store.size(url), store.ending(url, HEAD)
     if size == begin:
         return
-    last = end.rstrip(b"\r\n").rpartition(b"\n")[2]
+    rows = end.rstrip()
+    last = rows.rpartition(b"\n")[2]
     # the row may begin before what was read; and an odd number of quotes ends one that began on a line before
-    if len(last) + 2 >= len(end) or (isinstance(form, Separated) and last.count(b'"') % 2):
+    if len(last) == len(rows) or (isinstance(form, Separated) and last.count(b'"') % 2):
         return
     try:
         form.parse(last, names)
@@ -219,8 +237,7 @@ class LineFile:
         if not store.is_local(self.url):
             store.download(self.url, file.with_suffix(".part"))
             file.with_suffix(".part").replace(file)
-        with file.open("rb") as opened:
-            names, begin = _named(self.url, self.form, opened.read(HEAD))
+        names, begin = _named(self.url, self.form, _beginning(str(file)))
         typed = [] if self.raw else self.columns
         for name in typed:
             rowindex.column(name, names, f"data.path={self.url}")
@@ -293,6 +310,8 @@ def _lines(file: Path, end: int) -> int:
 
 def _number(cell: str) -> Any:
     """A cell as a number, if it is one; None if it is empty."""
+    if "_" in cell:  # which is no digit in other readers
+        return cell
     try:
         return int(cell)
     except ValueError:
@@ -323,6 +342,8 @@ class _Kinds:
                 raise Torn(f"column {name} is {'empty' if name in row else 'missing'}")
             value, before = row[name], self.kinds.get(name)
             kind = _kind(value, name)
+            if not _fits(value, kind):
+                raise Torn(f"column {name} is {str(value)[:40]}: numbers are finite, and whole ones have 64 bits")
             if kind != before:
                 self.kinds[name] = kind if before is None else _both(before, kind, name, value)
             if kind == "whole":
@@ -350,6 +371,17 @@ def _kind(value: Any, name: str) -> str:
             return f"list of {'fraction' if array.dtype.kind == 'f' and array.size else 'whole'}"
         return f"list of {array.dtype.name}" if array.dtype.kind != "O" else "list of objects"
     return {"dict": "object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether numbers are finite and, if whole, of 64 bits."""
+    if kind == "fraction":
+        return math.isfinite(float(value))
+    if kind == "whole":
+        return -WHOLE <= int(value) < WHOLE
+    if kind in ("list of whole", "list of fraction") and value and not isinstance(value[0], list):
+        return all(map(math.isfinite, value)) if "fraction" in kind else -WHOLE <= min(value) <= max(value) < WHOLE
+    return True
 
 
 def _both(one: str, other: str, name: str, value: Any) -> str:

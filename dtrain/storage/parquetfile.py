@@ -127,9 +127,11 @@ class ParquetFile:
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         wanted = [
             number for number in range(about.num_columns)
-            if about.schema.column(number).path.split(".")[0] in self.columns
+            if any(f"{about.schema.column(number).path}.".startswith(f"{name}.") for name in self.columns)
         ]  # fmt: skip
         edges = {about.schema.column(number).path: _edges(groups, number) for number in wanted}
+        if large := [f"column {name} has {edge[1]}" for name, edge in edges.items() if edge and edge[1] >> 63]:
+            raise PreflightError(f"data.path={self.url}: {large[0]}, and numbers have 63 bits.")
         return {
             "names": schema.names, "sizes": [group.num_rows for group in groups],
             "bytes": [sum(group.column(number).total_uncompressed_size for number in wanted) for group in groups],
@@ -202,15 +204,16 @@ def kind_of(of: Any) -> str:
         return "whole"
     if types.is_floating(of) or types.is_decimal(of):
         return "fraction"
-    return "text" if types.is_string(of) or types.is_large_string(of) or types.is_dictionary(of) else str(of)
+    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
+    return "text" if any(is_text(of) for is_text in texts) else str(of)
 
 
 def _edges(groups: Sequence[Any], number: int) -> list[int] | None:
     """The smallest and largest number of a column of integers, if all row groups tell them."""
     known = [group.column(number).statistics for group in groups if group.num_rows]
-    if not known or not all(each is not None and each.has_min_max and type(each.min) is int for each in known):
+    if not known or not all(each is not None and each.has_min_max and isinstance(each.min, int) for each in known):
         return None
-    return [min(each.min for each in known), max(each.max for each in known)]
+    return [int(min(each.min for each in known)), int(max(each.max for each in known))]
 
 
 def _parsed(url: str, end: bytes) -> Any:

@@ -118,6 +118,8 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
     inputs, target = data["inputs"], data["targets"]
     if inputs is None:
         inputs = [name for name in reader.names(url) if name != target]
+    if not inputs:
+        raise WordsError(f"data.path={url}: there is no input column beside {target}. Type data.inputs=<a column>.")
     return [*dict.fromkeys([*([inputs] if isinstance(inputs, str) else inputs), target])]
 
 

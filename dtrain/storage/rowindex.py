@@ -18,7 +18,7 @@ from dtrain import secrets
 from dtrain.errors import PreflightError, StoreError, WordsError, nearest
 from dtrain.storage import store
 
-VERSION = 1
+VERSION = 2
 Indices = NDArray[np.int64]
 Columns = dict[str, Any]
 """Name -> the values of some rows: an array [rows, ...] of int64 or fp32, or a list of arrays or texts."""
@@ -64,6 +64,8 @@ def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]
         if not matches:
             raise StoreError.during("find", path, "no file is there")
         files |= dict.fromkeys([url for url in matches if url.lower().endswith(tuple(suffixes))] or matches)
+    if not files:
+        raise WordsError("data.path is empty. Type data.path=<a file, folder or pattern>.")
     return [*files]
 
 
@@ -104,7 +106,9 @@ def alike(arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def column(name: str, names: Sequence[str], where: str) -> None:
-    """Raises WordsError for a column that is not one of `names`."""
+    """Raises WordsError for a column that is not one of `names`, or is two of them."""
+    if names.count(name) > 1:
+        raise WordsError(f"{where} has {names.count(name)} columns of the name {name}. Rename one.")
     if name not in names:
         raise WordsError(f"{where} has no column {name}.{nearest(name, names)}")
 

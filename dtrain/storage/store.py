@@ -149,7 +149,7 @@ def find(url: str) -> list[str]:
 
     def look(fs: Any, path: str) -> list[str]:
         web = url.startswith(("http://", "https://"))
-        if any(mark in path for mark in ("*[" if web else "*?[")):  # in a web URL, ? begins the query
+        if any(mark in path for mark in ("*[" if web else "*?[")) and (web or not fs.exists(path)):  # ?: of a query
             matches = [name for name in fs.glob(path) if fs.isfile(name)]
         elif web:  # the web has no folders: isdir would download and parse the page, and exists hides errors
             try:

@@ -81,7 +81,7 @@ class Vocabulary:
         self._inner.no_truncation()  # a document is as long as it is
         self._inner.no_padding()
         self.written = written
-        self.vocab = int(self._inner.get_vocab_size())
+        self.vocab = 1 + max(self._inner.get_vocab().values(), default=-1)  # ids may have gaps
         self.name = hashlib.sha256(written).hexdigest()
 
     @property

@@ -101,12 +101,12 @@ def _scan(data: bytes) -> None:
     stack, memo = list[int | None](), dict[int, int | None]()  # how deep tuples are nested; None for a mark
     for number, (code, argument, _) in enumerate(pickletools.genops(data)):
         if "PUT" in code.name or code.name == "MEMOIZE":
-            place = len(memo) if code.name == "MEMOIZE" else int(argument)
+            place = len(memo) if code.name == "MEMOIZE" else int(argument or 0)
             if place > number + SPARE:
                 raise RefusedError(f"its pickle asks for {place} places of its memo")
             memo[place] = stack[-1]
         elif "GET" in code.name:
-            stack.append(memo[int(argument)])
+            stack.append(memo[int(argument or 0)])
         elif code.name == "DUP":
             stack.append(stack[-1])
         elif code.name == "MARK":

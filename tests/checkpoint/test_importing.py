@@ -90,3 +90,17 @@ def test_wrong_words_are_one_line(words: list[str], cause: str, capsys: pytest.C
     error = capsys.readouterr().err
     assert cause in error
     assert len(error.splitlines()) == 1
+
+
+def test_an_import_that_was_broken_off_is_done_by_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            importing.import_weights(str(tmp_path / "x.safetensors"), str(tmp_path / "run"))
+    with pytest.raises(StoreError, match=r"its import was broken off\. Type dtrain checkpoint import again"):
+        commits.find(str(tmp_path / "run"))
+    url, _, _ = importing.import_weights(str(tmp_path / "x.safetensors"), str(tmp_path / "run"))
+    assert commits.find(str(tmp_path / "run"))[0] == url

@@ -5,6 +5,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,6 +17,7 @@ from dtrain.data import csv, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
+from dtrain.storage.rowfile import Reader
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
 BUILD: dict[str, Any] = {
@@ -235,3 +237,51 @@ def test_a_run_goes_on_when_rows_with_a_new_class_were_added(tmp_path: Path) -> 
     assert main(["evaluate", f"out={tmp_path}/run"]) == 0
     assert main([*words, "steps=3"]) == 0
     assert "1 rows were added since this run began" in (tmp_path / "run/events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "given", "sentence"),
+    [
+        ("a.jsonl", '{"a": 1, "b": NaN, "label": 0}', {}, "line 1: column b is nan: numbers are finite"),
+        ("a.jsonl", '{"a": 1, "b": 1e400, "label": 0}', {}, "line 1: column b is inf: numbers are finite"),
+        ("a.jsonl", f'{{"a": 1, "b": 2, "label": {2**70}}}', {}, "whole ones have 64 bits"),
+        ("a.jsonl", f'{{"a": [1, {2**70}], "b": 2, "label": 1}}', {}, "whole ones have 64 bits"),
+        ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", {}, "line 1: this is JSON that is nested too deeply"),
+        ("a.jsonl", '{"label": 1}', {"inputs": []}, "there is no input column beside label"),
+        ("a.csv", "a,b,label\n1,1_000,0", {}, "column b holds text"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_trained_on_are_named(
+    name: str, text: str, given: Any, sentence: str, source: Any, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text + "\n")
+    with pytest.raises(DtrainError) as error:
+        source(name.split(".")[1], **{"path": str(tmp_path / name)} | given)
+    assert sentence in str(error.value)
+    with pytest.raises(DtrainError, match=r"data\.path is empty"):
+        Reader("jsonl", tmp_path).found([])
+
+
+def test_rows_are_as_long_as_they_are_and_files_have_any_name(source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows [1].jsonl", [{**row, "text": "é" * 600_000} for row in rows(2)])
+    assert len(source("jsonl", path, holdout=0)) == 2 and Reader("jsonl", tmp_path).names(path)[0] == "x"
+    table = write(tmp_path / "rows.csv", [{**row, "text": "x" * 1_200_000} for row in rows(2)])
+    Reader("csv", tmp_path).check(table, ["label"])
+    assert len(source("csv", table, holdout=0)) == 2
+    with (tmp_path / "rows.csv").open("a") as file:
+        file.write("  \n\n")
+    Reader("csv", tmp_path).check(table, ["label"])
+
+
+def test_any_column_of_parquet_has_its_classes(source: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "rows.parquet")
+    columns = {"a": [1.0, 2.0], "b.c": [1, 0], "yes": [True, False], "big": pa.array([1, 2**63], pa.uint64())}
+    pq.write_table(pa.table({**columns, "text": pa.array(["a", "b"], pa.string_view())}), path)
+    assert [source("parquet", path, inputs="a", targets=name).facts["outputs"] for name in ("b.c", "yes")] == [2, 2]
+    with pytest.raises(DtrainError, match="column text holds text"):
+        source("parquet", path, inputs="a", targets="text")
+    with pytest.raises(DtrainError, match="column big has 9223372036854775808"):
+        source("parquet", path, inputs="a", targets="big")
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(DtrainError, match="has 2 columns of the name a"):
+        source("parquet", path, inputs="a", targets="a")

@@ -1,5 +1,6 @@
 """Text from a path, encoded once, the end held out."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,13 @@ def test_the_standard_library_is_there_without_a_download(text: Any) -> None:
     source = text("stdlib", sequence=64)
     assert len(source) > 10_000
     assert b"import" in bytes(source.take(np.arange(500), np.zeros(500, dtype=np.int64))["inputs"].flatten().tolist())
+
+
+def test_packed_files_are_no_text_and_a_vocabulary_may_have_gaps(tmp_path: Path, text: Any) -> None:
+    (tmp_path / "a.txt").write_bytes(gzip.compress(b"abc" * 999))
+    with pytest.raises(PreflightError, match="packed with gzip"):
+        len(text(tmp_path / "a.txt"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 300}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "b.txt").write_text("b" * 9)
+    assert text(tmp_path / "b.txt", tokenizer=str(tmp_path / "tokenizer.json")).facts == {"vocab": 301}

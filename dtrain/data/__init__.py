@@ -2,7 +2,7 @@
 integer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,6 +82,17 @@ class Noted(Protocol):
     def notes(self) -> list[str]: ...
 
 
+@runtime_checkable
+class Asking(Protocol):
+    """A source whose samples are read by other processes, of several batches at a time."""
+
+    def ask(self, index: Indices, epoch: Indices) -> Callable[[], Batch] | None:
+        """Begin to read a batch, which the answer waits for; it may be called in another thread. None if `take` must
+        read it.
+        """
+        ...
+
+
 class TextSource(Source, Protocol):
     """A source of text as tokens."""
 
@@ -106,6 +117,6 @@ def context_of(source: Source) -> int:
 
 
 __all__ = [
-    "IGNORE", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor",
+    "IGNORE", "Asking", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor",
     "TextSource", "context_of",
 ]  # fmt: skip

@@ -184,13 +184,27 @@ class Dataset:
             whole = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
             inputs, targets = _converted(whole, "data.dataset:")
         elif self._workers:
-            columns = zip(*self._processes.read(index, epoch), strict=True)
-            inputs, targets = (
-                tree(torch.from_numpy, joined(column, fill))
-                for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
-            )
+            return self._processes.ask(index, epoch, self._joined)()
         else:
             inputs, targets = self._samples.batch(index, epoch)
+        return self._batch(inputs, targets)
+
+    def ask(self, index: Indices, epoch: Indices) -> Callable[[], Batch] | None:
+        """Have a batch read by the processes; None if there are none."""
+        if not self._workers or self._batched:
+            return None
+        return self._processes.ask(self.original(index), epoch, self._joined)
+
+    def _joined(self, parts: Sequence[Any]) -> Batch:
+        """A batch of what several processes have read."""
+        columns = zip(*parts, strict=True)
+        inputs, targets = (
+            tree(torch.from_numpy, joined(column, fill))
+            for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
+        )
+        return self._batch(inputs, targets)
+
+    def _batch(self, inputs: Any, targets: Any) -> Batch:
         batch = {"inputs": inputs, "targets": targets}
         return batch | {"targets": next_targets(batch)} if self._shift else batch
 

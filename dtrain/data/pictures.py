@@ -3,7 +3,7 @@ depends on the seed, the pass and the image alone.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Batch, Indices, Loading
+from dtrain.data import Batch, Indices, Loading, shared
 from dtrain.data.order import _mix64
 from dtrain.data.pixels import Form, NoImage
 from dtrain.data.split import Scattered
@@ -39,7 +39,7 @@ class Decoder:
         """(images [B, channels, height, width] of fp32, classes [B]). Raises PreflightError, with the name of what is
         no image.
         """
-        out = np.empty((len(index), self.form.channels, *self.form.size), np.float32)
+        out = shared.empty((len(index), self.form.channels, *self.form.size), np.float32)
         for place, data in enumerate(self.images.read(index)):
             number = int(index[place])
             loaders.note(number)
@@ -90,13 +90,19 @@ class Pictures:
     def take(self, index: Indices, epoch: Indices) -> Batch:
         index = self.original(index)
         if self._workers:
-            parts = self._processes.read(index, epoch)
-            inputs, targets = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
-        else:
-            inputs, targets = self._decoder.batch(index, epoch)
+            return self._processes.ask(index, epoch, self._joined)()
+        return self._joined([[part.numpy() for part in self._decoder.batch(index, epoch)]])
+
+    def ask(self, index: Indices, epoch: Indices) -> Callable[[], Batch] | None:
+        """Have a batch read by the processes; None if there are none."""
+        return self._processes.ask(self.original(index), epoch, self._joined) if self._workers else None
+
+    def _joined(self, parts: Sequence[Any]) -> Batch:
+        """A batch of what several processes have read, or this one."""
+        inputs, targets = (np.concatenate(c) if self._workers else c[0] for c in zip(*parts, strict=True))
         if self._places is not None:
-            targets = torch.from_numpy(np.array(self._places)[targets.numpy()])
-        return {"inputs": inputs, "targets": targets}
+            targets = np.array(self._places)[targets]
+        return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
 
     def original(self, index: Indices) -> Indices:
         """Numbers of these samples among all images."""

@@ -7,6 +7,7 @@ which relates samples to steps.
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Noted, Ordered, Source
+from dtrain.data import Asking, Batch, Growing, Indices, Noted, Ordered, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
@@ -27,6 +28,8 @@ from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
 
+AHEAD = 2
+"""Blocks that loading processes have to read at a time."""
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 """Largest number of bytes and of steps in a block of one rank."""
 
@@ -84,7 +87,11 @@ class Stream:
         self._thread: ThreadPoolExecutor | None = None
         if source.loading == "thread":
             self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,))
-        self._next: tuple[list[int], Future[Loaded]] | None = None
+        self._loading = deque[tuple[list[int], Future[Loaded]]]()
+        """Blocks that are read ahead: the positions of their steps, and their samples."""
+        self._after = 0
+        """The position after the last of them."""
+        self._ahead = 1
         self._dense: int | None = None
         self._ready: Iterator[StepBatch] = iter(())
         self._error: Exception | None = None
@@ -158,7 +165,8 @@ class Stream:
         """Continue after `seen` samples, and skip the batches that begin at these positions."""
         self.seen = self.first = seen
         self._passed.update(batches)
-        self._next, self._ready, self._error, self.over = None, iter(()), None, ""
+        self._loading.clear()
+        self._after, self._ready, self._error, self.over = seen, iter(()), None, ""
 
     def _skipped(self) -> int:
         return sum(first < self.seen for first in self._passed)
@@ -186,9 +194,14 @@ class Stream:
         """The next block's steps, on the device, with their global counts; none after the end of a stream."""
         began = time.perf_counter()
         if self._thread:
-            firsts, loading = self._next or self._begin(self._thread, self.seen)
-            (batches, self._error), after = loading.result(), firsts[-1] + self._batch.size
-            self._next = self._begin(self._thread, after) if after < self._end and not self._error else None
+            if not self._loading:
+                self._begin(self._thread)
+            self._read_ahead(self._thread)
+            firsts, loading = self._loading[0]
+            batches, self._error = loading.result()
+            self._loading.popleft()
+            if not self._error:
+                self._read_ahead(self._thread)
         else:
             firsts = self._firsts(self.seen)
             try:
@@ -203,10 +216,19 @@ class Stream:
         on_device = ([to_device(part, self._mesh.device) for part in parts] for parts in steps)
         return [StepBatch(*row) for row in zip(on_device, self._counts(steps, len(firsts)), firsts, strict=False)]
 
-    def _begin(self, thread: ThreadPoolExecutor, seen: int) -> tuple[list[int], Future[Loaded]]:
-        """Have a thread load the next block, after `seen` samples: the positions of its steps, and its samples."""
-        firsts = self._firsts(seen)
-        return firsts, thread.submit(self._load, firsts)
+    def _read_ahead(self, thread: ThreadPoolExecutor) -> None:
+        while len(self._loading) < self._ahead and self._after < self._end:
+            self._begin(thread)
+
+    def _begin(self, thread: ThreadPoolExecutor) -> None:
+        """Have a thread load the next block; processes have two at a time, so that they never wait for the rank."""
+        firsts = self._firsts(self._after)
+        asked = None
+        if isinstance(self._source, Asking):
+            asked = self._source.ask(*self._order(self._mine(firsts)))
+            self._ahead = 1 if asked is None else AHEAD
+        self._loading.append((firsts, thread.submit(self._load, firsts, asked)))
+        self._after = firsts[-1] + self._batch.size
 
     def _firsts(self, seen: int) -> list[int]:
         """Positions of the next block's steps, after `seen` samples."""
@@ -231,12 +253,12 @@ class Stream:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)
 
-    def _load(self, firsts: list[int]) -> Loaded:
-        """This rank's samples of the steps that begin at these positions; after an error, those of the steps before the
-        one that fails, loaded step by step. Raises the error if that is the first.
+    def _load(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> Loaded:
+        """This rank's samples of the steps that begin at these positions, `asked` for or not; after an error, those of
+        the steps before the one that fails, loaded step by step. Raises the error if that is the first.
         """
         try:
-            return [self._take(firsts)], None
+            return [self._take(firsts, asked)], None
         except Exception as error:
             batches = list[Batch]()
             with suppress(Exception):  # the same again
@@ -246,9 +268,9 @@ class Stream:
                 raise
             return batches, error
 
-    def _take(self, firsts: list[int]) -> Batch:
+    def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> Batch:
         """This rank's samples of the steps that begin at these positions, on the CPU."""
-        batch = self._source.take(*self._order(self._mine(firsts)))
+        batch = asked() if asked else self._source.take(*self._order(self._mine(firsts)))
         return batch if self._mesh.device.type == "cpu" else {**tree(Tensor.pin_memory, batch)}
 
     def _mine(self, firsts: list[int]) -> Indices:

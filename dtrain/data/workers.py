@@ -8,25 +8,49 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import connection, resource_tracker
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined] # the stubs lack it
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Indices
+from dtrain.data import Indices, shared
 from dtrain.data.collate import tree
 from dtrain.errors import text_of
 from dtrain.lifecycle import loaders, signals
 
+T = TypeVar("T")
 DEATH_SECONDS = 1.0
 """How long to wait for the exit code of a process that does not answer."""
 Read = Callable[[Indices, Indices], tuple[Any, Any]]
+
+
+class Answer(Generic[T]):
+    """Samples that were asked for: called once or more often, it waits for them. `asked`: the processes that have a
+    part of them.
+    """
+
+    def __init__(self, workers: "Workers", asked: Sequence[int], join: Callable[[list[Any]], T]) -> None:
+        self.asked, self.join = asked, join
+        self.error: BaseException | None = None
+        self.value: T | None = None
+        self.is_here = False
+        self._workers = workers
+
+    def __call__(self) -> T:
+        """The joined parts. Raises RuntimeError, with the sample and the signal, if a process died; else the first
+        error of `read`.
+        """
+        self._workers.receive(self)
+        if self.error:
+            raise self.error
+        return self.value  # type: ignore[return-value]
 
 
 class Workers:
@@ -36,9 +60,11 @@ class Workers:
         # fresh interpreters: this process has threads, whose locks a fork would copy
         context, table = multiprocessing.get_context("spawn"), loaders.table(count)
         resource_tracker.ensure_running()  # the first process would start it, which unblocks signals
-        self._turn = threading.Lock()
+        self._asking, self._turn = threading.Lock(), threading.Lock()
+        self._waiting = deque[Answer[Any]]()
         self._pipes = list[connection.Connection]()
         self._processes = list[Any]()
+        self._memory = [shared.Received() for _ in range(count)]
         self._dead = ""
         for slot in range(count):
             here, there = context.Pipe()
@@ -50,26 +76,45 @@ class Workers:
             self._processes.append(process)
         self.close = Finalize(self, _kill, (self._processes,), exitpriority=10)
 
-    def read(self, index: Indices, epoch: Indices) -> list[Any]:
-        """The samples in parts, in order, as trees of numpy arrays: the calling thread need not use torch. Raises
-        RuntimeError, with the sample and the signal, if a process died; else the first error of `read`.
+    def ask(self, index: Indices, epoch: Indices, join: Callable[[list[Any]], T]) -> Answer[T]:
+        """Have samples read, while those that were asked for before may still be: `join` makes one value of their
+        parts, in order, trees of numpy arrays that may be read within it alone. It may run in any thread.
         """
         parts = zip(*(np.array_split(each, len(self._pipes)) for each in (index, epoch)), strict=True)
+        with self._asking:
+            while len(self._waiting) >= shared.BUFFERS:  # whose buffers are in use
+                self.receive(self._waiting[0])
+            asked = {number: part for number, part in enumerate(parts) if len(part[0])}
+            answer = Answer(self, [*asked], join)
+            with suppress(OSError):  # the process has died: receiving tells
+                for number, part in asked.items():
+                    self._pipes[number].send(part)
+            self._waiting.append(answer)
+        return answer
+
+    def receive(self, answer: Answer[Any]) -> None:
+        """Wait for an answer, and for all that were asked for before it."""
         with self._turn:
-            if self._dead:  # the others may hold answers that nobody has read
-                raise RuntimeError(self._dead)
-            asked = [(pipe, part) for pipe, part in zip(self._pipes, parts, strict=True) if len(part[0])]
+            while not answer.is_here:
+                self._receive(self._waiting[0])
+                self._waiting.popleft()
+
+    def _receive(self, answer: Answer[Any]) -> None:
+        answer.is_here = True
+        if not self._dead:  # else the others may hold answers that nobody has read
             try:
-                for pipe, part in asked:
-                    pipe.send(part)
-                answers = [pipe.recv() for pipe, _ in asked]
-            except (EOFError, OSError) as error:
+                parts = [self._memory[number].receive(self._pipes[number]) for number in answer.asked]
+            except (EOFError, OSError):
                 self._dead = self._deaths()
-                raise RuntimeError(self._dead) from error
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers
+        if self._dead:
+            answer.error = RuntimeError(self._dead)
+            return
+        answer.error = next((part for part in parts if isinstance(part, BaseException)), None)
+        if answer.error is None:
+            try:
+                answer.value = answer.join(parts)
+            except Exception as error:
+                answer.error = error
 
     def _deaths(self) -> str:
         ready = connection.wait([process.sentinel for process in self._processes], DEATH_SECONDS)
@@ -105,15 +150,17 @@ def _work(read: Read, table: Any, slot: int, pipe: connection.Connection) -> Non
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
     loaders.answer(table, slot)
+    memory = shared.memory()
     with suppress(EOFError, OSError):
         while True:
             request = pipe.recv()
+            memory.turn()
             try:
                 answer: Any = tuple(tree(Tensor.numpy, part) for part in read(*request))
             except BaseException as error:
                 answer = ExceptionWithTraceback(_sendable(error), error.__traceback__)
             loaders.note(-1)
-            pipe.send(answer)
+            memory.send(pipe, answer)
 
 
 def _end_with(parent: Any) -> None:

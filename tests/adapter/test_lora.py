@@ -9,6 +9,7 @@ from adapted import MESHES, MORE, TARGETS, computes_as_peft, merges_as_peft, par
 from small import few_steps, small_gpt, tokens
 from torch import nn
 
+from dtrain.adapter import lora
 from dtrain.build import build
 from dtrain.errors import WordsError
 from dtrain.model import caveats
@@ -85,3 +86,11 @@ def test_dropout_is_that_of_its_rank_and_step(mesh: str) -> None:
             nn.init.normal_(parameter)
     assert not torch.equal(model(tokens(1, 4)), model(tokens(1, 4)))
     assert torch.equal(model.eval()(tokens(1, 4)), model(tokens(1, 4)))
+
+
+def test_a_layer_whose_weight_is_tied_is_refused() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "body": nn.Linear(4, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["embed"].weight
+    with pytest.raises(WordsError, match="the weight of head is tied to that of another layer"):
+        lora.build(targets=["head"], rank=2, alpha=4, dropout=0.0)(model)
+    lora.build(targets=["body"], rank=2, alpha=4, dropout=0.0)(model)

@@ -115,10 +115,10 @@ def _packed(config: Config) -> Iterable[str]:
 
 
 def _states_all(part: Mapping[str, Any]) -> bool:
-    """Whether a fact that is not stated does not hold: of dtrain's own models. The tables of others are read when the
-    model is built.
+    """Whether a fact that is not stated does not hold: of dtrain's own models. The tables of others, also of those that
+    are read from where their weights are, are known when the model is built.
     """
-    return str(part.get("_target_")).startswith("dtrain.")
+    return str(part.get("_target_")).startswith("dtrain.") and "weights_at" not in about(part)
 
 
 def _tensor(config: Config, mesh: MeshShape) -> Iterable[str]:

@@ -150,6 +150,13 @@ def test_a_model_of_the_users_own_is_judged_by_its_ranks() -> None:
     plan(*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "objective=next_token", "devices=2", "mesh.tp=2")
 
 
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "ep"])
+def test_so_is_a_model_that_is_read_from_where_its_weights_are(axis: str) -> None:
+    model = ("model=hf", "model.name=llama", "objective=next_token")
+    decided = plan(*SYNTHETIC, *model, f"mesh.{axis}=2", "devices=2")
+    assert getattr(decided.mesh, axis) == 2
+
+
 def test_the_sequence_of_the_data_is_judged_whatever_the_model() -> None:
     own = (*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "devices=2", "mesh.cp=2", "data.sequence=18")
     for words in (("objective=next_token",), ("data=text",)):

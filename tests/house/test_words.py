@@ -16,7 +16,7 @@ from dtrain.cluster.environments import TABLE
 from dtrain.compose import compose
 from dtrain.config import constraints, files
 from dtrain.config.document import document
-from dtrain.config.facts import SHARED
+from dtrain.config.facts import SHARED, wrong
 from dtrain.config.schema import ALLOWED, GROUPS, LISTED, NAMED, SENTENCES, Schema, default
 from dtrain.model import construct
 from dtrain.recipe import folder
@@ -134,13 +134,18 @@ def test_every_key_is_explained() -> None:
         assert not {key for key in bare - upstream if key not in lines[0]}, (group, word)
 
 
+def test_a_word_of_the_users_own_may_state_what_dtrains_do() -> None:
+    for group, word in REAL:
+        assert [*wrong(group, node(group, word).get("_about_"))] == [], (group, word)
+
+
 def test_every_argument_says_what_it_may_be_and_its_default_is_that() -> None:
     for group, word in REAL:
         part = node(group, word)
         allowed = (part.get("_about_") or {}).get("allowed", {})
         assert set(allowed) == set(part) - {"_target_", "_about_"}, (group, word)
-        wrong = [key for key, kind in allowed.items() if part[key] != "???" and not constraints.fits(part[key], kind)]
-        assert not wrong, (group, word)
+        unfit = [key for key, kind in allowed.items() if part[key] != "???" and not constraints.fits(part[key], kind)]
+        assert not unfit, (group, word)
 
 
 def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:

@@ -116,12 +116,14 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
         axis: [(f"mesh.{axis}={size}",) for size in (2, 4, 8) if getattr(mesh, axis) < size <= plan.devices]
         for axis in ("tp", "cp")
     }
+    last = "reduce" in plan.strategy and fact(plan.strategy, "reduce") == "last" and plan.batch.accumulate > 1
     tensor: list[tuple[str, ...]] = [split] if split and mesh.tp > 1 else []
     if degrees["tp"]:
         tensor = [*degrees["tp"], (*degrees["tp"][-1], *split)]
     return [
         [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
         [(f"remat={name}",) for name in remats],
+        [("strategy.reduce=every",)] if last and mesh.pp == 1 else [],
         [(f"strategy={name}",) for name in strategies],
         [(f"precision={name}",) for name in precisions if cuda],
         tensor,

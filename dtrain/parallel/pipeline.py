@@ -81,6 +81,8 @@ class Pipeline(nn.Module):
             keep(self.stages[index].model, names[index], table)
         self.shape, self._group, self._device = shape, mesh.group("pp"), mesh.device
         self._runner: Any = None
+        self._sending = list[ReceivingStage]()
+        """Stages that start their sends themselves, instead of the schedule."""
         self._checked = False
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
         self._crossing: list[Tensor] = []
@@ -116,6 +118,8 @@ class Pipeline(nn.Module):
         x, others = self._flow(first, {name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1]})
         last = {"target": torch.arange(len(parts)), "losses": []} if len(self.owners) - 1 in self.stages else {}
         self._runner.step(*((x,) if 0 in self.stages else ()), **last, **others, return_outputs=False)
+        for stage in self._sending:
+            stage.arrived()
 
     def _run(self, index: int, stage: Stage, x: Tensor, others: dict[str, Tensor]) -> Tensor:
         """A stage's forward. Before the first complete forward, an error of a later stage is blamed on the cut."""
@@ -171,9 +175,13 @@ class Pipeline(nn.Module):
         # the loss is a sum already divided by the count of the whole batch, so gradients must not be divided again
         how = {"n_microbatches": microbatches, "loss_fn": self._loss_of, "scale_grads": False}
         runner = fact(self.shape.order, "runner")
+        kind = getattr(schedules, runner or "_PipelineScheduleRuntime")
+        if issubclass(kind, schedules._PipelineScheduleRuntime):
+            self._sending = stages
+            for stage in stages:
+                stage.sends = True
         if runner is None:
             return self._in_order(stages, how)
-        kind = getattr(schedules, runner)
         return kind(stages[0] if issubclass(kind, schedules.PipelineScheduleSingle) else stages, **how)
 
     def _in_order(self, stages: list[ReceivingStage], how: Mapping[str, Any]) -> Any:

@@ -1,8 +1,9 @@
-"""Stages of torch.distributed.pipelining whose receive buffers exist while they are used: those of torch hold one for
-each neighbour and microbatch from the first step on.
+"""Stages of torch.distributed.pipelining that hold what they receive and send while it is needed. Those of torch hold a
+buffer for each neighbour and microbatch from the first step on, and its schedules of several stages per rank what was
+sent until the end of the step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +14,33 @@ from torch.distributed.pipelining import PipelineStage
 
 class ReceivingStage(PipelineStage):
     """A PipelineStage that allocates a buffer when its transfer begins, and lets go of it when the forward or backward
-    that reads it begins.
+    that reads it begins. With `sends` it also starts its sends itself, instead of the schedule, and lets go of what it
+    sent when it sends again.
     """
+
+    sends = False
+    _sent: Sequence[dist.Work] = ()
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._started(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._started(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def arrived(self) -> None:
+        """Wait until what was sent has arrived. A rank reaches the transfers of its schedule without those after them
+        of its neighbours, so none waits for ever.
+        """
+        for work in self._sent:
+            work.wait()
+        self._sent = ()
+
+    def _started(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        if not self.sends:
+            return ops
+        self.arrived()
+        self._sent = [op.op(op.tensor, group=op.group, tag=op.tag, group_dst=op.group_peer) for op in ops]
+        return []
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         with self._without_memory():

@@ -263,8 +263,7 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
 def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
     """(saved activations, live memory inside a block), when their sum is largest and when the activations are.
 
-    Schedules with several stages per rank keep sent tensors until the end of the step; those with one stage, until the
-    next send.
+    A stage keeps what it sent until it sends again.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if fact(shape.order, "keeps") == "all":
@@ -273,21 +272,20 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
         return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    best, most, ends = (0.0, 0.0), 0.0, shape.stages > 1
-    flying = 0.0 if ends else sum(each.sent + each.returned for each in flights.values())
+    best, most = (0.0, 0.0), 0.0
+    flying = sum(each.sent + each.returned for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
             flying += here.saved + here.sent
             continue
         best = max(best, (flying + here.received * (kind != "W"), here.inside * (kind != "W")), key=sum)
-        flying += here.returned * ends * (kind in "BI") + here.left * (kind == "I")
+        flying += here.left * (kind == "I")
         most = max(most, flying)
         if kind != "I":
-            flying -= here.saved + here.sent * (not ends) + here.left * (kind == "W")
-    more = ends * (count - few) * sum(each.sent + each.returned for each in flights.values())
-    yield best[0] + more, best[1]
-    yield most + more, 0.0
+            flying -= here.saved + here.sent + here.left * (kind == "W")
+    yield best
+    yield most, 0.0
 
 
 def _owned(plan: Plan, rank: int) -> list[int]:

@@ -79,12 +79,13 @@ def test_so_are_those_of_more_of_them(words: str) -> None:
     check(words)
 
 
-def test_a_pipeline_holds_no_more_of_more_microbatches() -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+def test_a_pipeline_holds_no_more_of_more_microbatches(schedule: str) -> None:
     few, many = (
-        resident(2, count, planned(f"{PIPELINE} {words} remat=full"), seconds=300)
-        for words in ("", "accumulate=8 batch=16")
+        resident(2, count, planned(f"{PIPELINE} {words} remat=full pipeline.schedule={schedule}"), seconds=300)
+        for words in ("accumulate=8 batch=16", "accumulate=16 batch=32")
     )
-    samples = 8 * (64 + 1) * 8  # eight more, of 64 tokens and a number
+    samples = 16 * (64 + 1) * 8  # sixteen more, of 64 tokens and a number
     for one, other in zip(few, many, strict=True):
         assert other["kept"] - one["kept"] <= samples
 

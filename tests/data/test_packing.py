@@ -202,7 +202,9 @@ def unlike(run: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
 def one_step(model: Any, data: Any, size: int, degrees: dict[str, int], **given: Any) -> dict[str, Any]:
     split = any(size > 1 for size in degrees.values())
     strategy = (
-        {} if not split or "pp" in degrees else {"strategy": STRATEGIES["fsdp" if "dp_shard" in degrees else "ddp"]}
+        {}
+        if not split or [*degrees] == ["pp"]
+        else {"strategy": STRATEGIES["fsdp" if "dp_shard" in degrees else "ddp"]}
     )
     work = partial(few_steps, {**PARTS, **strategy, "model": model, "data": data}, degrees, size=size, steps=1, **given)
     world = int(np.prod([*degrees.values()])) if degrees else 1

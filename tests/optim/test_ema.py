@@ -157,7 +157,7 @@ def measured(mesh: Mesh, strategy: Any) -> tuple[dict[str, float], dict[str, flo
     moved(model, 2)
     ema.update()
     options: dict[str, Any] = {"precision": precision, "samples": 20, "microbatch": 4}
-    figures = measure(wrapped, source, objective, mesh, ema=ema, **options)
+    figures = measure(wrapped, {"": source}, objective, mesh, ema=ema, **options)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             local(parameter).copy_(local(ema.averages[name]))

@@ -64,7 +64,7 @@ PAIRS = (
     "strategy=fsdp devices=4 mesh.tp=2", "strategy=fsdp devices=4 mesh.cp=2", "strategy=fsdp devices=4 mesh.pp=2 accumulate=4 model.width=128 data.sequence=128",
     "strategy=zero2 devices=4 mesh.tp=2 accumulate=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2 accumulate=4", "strategy=ddp devices=4 mesh.cp=2 mesh.tp=2",
     "strategy=ddp devices=4 mesh.pp=2 mesh.cp=2 accumulate=4", "strategy=fsdp devices=4 model=moe mesh.ep=2", "strategy=fsdp devices=4 model=moe mesh.ep=2 mesh.tp=2",
-    "strategy=ddp devices=4 model=moe mesh.ep=2 mesh.pp=2 accumulate=4 model.width=128 data.sequence=128", "strategy=hsdp devices=4 mesh.dp_shard=2 mesh.dp_replicate=2 accumulate=2",
+    "strategy=ddp devices=4 model=moe mesh.ep=2 mesh.pp=2 accumulate=4 batch=32 model.width=128 data.sequence=128", "strategy=hsdp devices=4 mesh.dp_shard=2 mesh.dp_replicate=2 accumulate=2",
 )  # fmt: skip
 STATE = tuple(
     f"{strategy} {rest}".strip()

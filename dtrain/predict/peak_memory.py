@@ -225,7 +225,7 @@ def pipelined(
 @dataclass(frozen=True)
 class Flight:
     """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
-    `sent` to another rank. In its backward: the gradient that was `received`, live memory `inside` a block, then the
+    `sent` to the next stage. In its backward: the gradient that was `received`, live memory `inside` a block, then the
     gradient sent (`returned`), and memory that waits for the weight backward (`left`).
     """
 
@@ -248,12 +248,12 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
     first, last = stage == 0, stage == len(owners) - 1
     saved = total(blocks, "saved") + total(blocks, "casts")
     most = max(sum(inside(place).values()) for place in places(blocks)) - saved
-    before, behind = (0 <= other < len(owners) and owners[other] != owners[stage] for other in (stage - 1, stage + 1))
+    before = not first and owners[stage - 1] != owners[stage]
     own = 0.0 if first else blocks[0].saved_input
     return Flight(
         saved + returns * last + (max(own, handed[stage - 1]) if before else 0.0) - own,
-        max(0.0, handed[stage] - blocks[-1].saved_output) if behind else 0.0,
-        handed[stage] if behind else 0.0,
+        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
+        0.0 if last else handed[stage],
         most,
         handed[stage - 1] if before else 0.0,
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
@@ -280,10 +280,10 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
             flying += here.saved + here.sent
             continue
         best = max(best, (flying + here.received * (kind != "W"), here.inside * (kind != "W")), key=sum)
-        flying += here.left * (kind == "I")
+        flying += (here.left + here.received) * (kind == "I")  # up to the backward of the weights
         most = max(most, flying)
         if kind != "I":
-            flying -= here.saved + here.sent + here.left * (kind == "W")
+            flying -= here.saved + here.sent + (here.left + here.received) * (kind == "W")
     yield best
     yield most, 0.0
 

@@ -108,7 +108,7 @@ def _parts(ledger: Ledger) -> None:
     ledger.settle(rule, "loss", "loss.**")
 
 
-DISTILLATION = "distillation is not built in. Write your own objective."
+DISTILLATION = "distillation is objective=distill: type objective.teacher=<its folder> objective.hard=<1 - kd_ratio>."
 PROFILER = refused("there is no profiler during training. Leave it out.")
 INITIAL = (
     "initial weights come from a dtrain run (init=<out>), or from a model that loads its own: "

@@ -16,6 +16,7 @@ from dtrain.cluster import detect, network
 from dtrain.config.facts import about, fact
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
+from dtrain.launcher import teacher
 from dtrain.launcher.run import described
 from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
@@ -361,5 +362,5 @@ def _resume(plan: Plan) -> Iterable[str]:
 
 OF_NODE = (_machine, _gpus, limits, _loopback, _data, _packages, _hub)
 """Checks of the host on which ranks run."""
-OF_RUN = (_address, _source, _resume)
+OF_RUN = (_address, _source, teacher.problems, _resume)
 """Checks of the command's host, and of the storage."""

@@ -179,8 +179,9 @@ def _run_of(source: Any) -> str:
 
 def _differ(there: Any, here: Any) -> bool:
     """Whether two values of a plan give different numbers. The location of files does not: data is identified by its
-    fingerprint.
+    fingerprint, and a teacher by its name and the digest of its weights.
     """
     if isinstance(there, dict) and isinstance(here, dict):
+        there, here = ({**one, "teacher": _run_of(one.get("teacher"))} for one in (there, here))
         return any(_differ(there[key], here[key]) for key in there.keys() & here.keys() - set(ELSEWHERE))
     return bool(there != here)

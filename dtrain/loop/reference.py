@@ -1,10 +1,11 @@
-"""The frozen model that an objective compares the trained one with: what the run began as.
+"""The frozen model that an objective compares the trained one with: what the run began as, or a teacher.
 
 An adapter that is switched off is what its run began as. Any other reference is a second model on the same mesh, split
 by the same strategy, without gradients or optimizer state. No checkpoint holds its weights: it holds where they lie and
 their digest, and a run that goes on reads them again and compares.
 """
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,19 +20,20 @@ from dtrain.checkpoint.digest import digest
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about, fact
 from dtrain.data import Batch
-from dtrain.errors import StoreError
-from dtrain.loop.step import call
+from dtrain.errors import StoreError, WordsError
+from dtrain.loop.step import call, check
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
-from dtrain.model import construct, evaluating, reshard
+from dtrain.model import construct, evaluating, own_class, reshard
 from dtrain.model.adapted import switched_off
 from dtrain.model.seeds import derive
 from dtrain.objective import Compared
 from dtrain.parallel.order import parallelize
-from dtrain.planned import Plan
+from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
 from dtrain.storage import store
 from dtrain.weights.names import held
+from dtrain.weights.owner import owner_of
 
 
 class Reference:
@@ -57,7 +59,6 @@ class Reference:
         return switched_off(self.model)
 
 
-@final
 class Frozen(Reference):
     """A second model, with the weights that the run begins with. `moved`: where they are looked for if they are not
     where they were.
@@ -66,6 +67,8 @@ class Frozen(Reference):
     moved: str | None = None
     names: Any = None
     """The value of init_names."""
+    lost = "cannot load the weights that the run began with, which its objective compares with"
+    hint = "init=<where they are now>"
 
     def begin(self, checkpoint: Checkpoint, state: TrainState, *, resumed: bool = False) -> None:
         """Raises StoreError if the weights are not those that the run began with."""
@@ -78,8 +81,7 @@ class Frozen(Reference):
         if known is not None:
             self._load_again(checkpoint, known)
         else:
-            self._copy(state.model)
-            facts = {"url": _lasting(state.source), "names": held(self.names)}
+            facts = {"url": _lasting(self._fill(checkpoint, state)), "names": held(self.names)}
             state.reference = {**facts, "digest": digest(self.model, self._mesh)}
 
     def _aside(self) -> AbstractContextManager[None]:
@@ -91,16 +93,21 @@ class Frozen(Reference):
         return seen
 
     @torch.no_grad()
-    def _copy(self, model: nn.Module) -> None:
+    def _fill(self, checkpoint: Checkpoint, state: TrainState) -> str | None:
+        """Its weights, for the first time. Returns where they are from; None: made of the seed."""
         mine = self.model.state_dict(keep_vars=True)
-        for name, tensor in model.state_dict(keep_vars=True).items():
+        for name, tensor in state.model.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
                 local(mine[name]).copy_(local(tensor))
+        return state.source
+
+    def _places(self, known: Mapping[str, Any]) -> list[str]:
+        """Where to look for the weights again."""
+        return list(dict.fromkeys(url for url in (known["url"], self.moved) if url))
 
     def _load_again(self, checkpoint: Checkpoint, known: Mapping[str, Any]) -> None:
-        places = list(dict.fromkeys(url for url in (known["url"], self.moved) if url))
         faults = list[str]()
-        for url in places if known["url"] else [None]:
+        for url in self._places(known) if known["url"] else [None]:
             try:
                 if url:
                     checkpoint.load_weights(url, TrainState(self.model), known["names"])
@@ -111,9 +118,44 @@ class Frozen(Reference):
                 return
             faults.append(f"the weights {f'at {url}' if url else 'of this seed'} are not those of then")
         raise StoreError(
-            f"cannot load the weights that the run began with, which its objective compares with: {'; '.join(faults)}. "
-            f"Bring them back (their digest begins with {known['digest'][:8]}), or type init=<where they are now>."
+            f"{self.lost}: {'; '.join(faults)}. Bring them back (their digest begins with {known['digest'][:8]}), or "
+            f"type {self.hint}."
         )
+
+
+@final
+class Teacher(Frozen):
+    """A model of its own, with the weights at `place`, which a run that goes on names again."""
+
+    place: str
+    lost = "cannot load the teacher that the run began with"
+    hint = "objective.teacher=<where they are now>"
+    _seen = False
+
+    def __call__(self, batch: Batch, inputs: Any) -> Batch:
+        if not self._seen:
+            self._seen = True
+            self._check(batch, inputs)
+        return super().__call__(batch, inputs)
+
+    def _check(self, batch: Batch, inputs: Any) -> None:
+        """Raises WordsError if it does not take these inputs, or mixes the documents of a row."""
+        takes = inspect.signature(self.model.forward).parameters
+        named = inputs if isinstance(inputs, Mapping) else ()
+        open_to_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+        if lacking := [name for name in named if name not in takes and not open_to_all]:
+            raise WordsError(
+                f"objective.teacher={self.place}: its {own_class(self.model).__name__} takes no {', '.join(lacking)}, "
+                "which the data gives. Name other data.inputs, or another teacher."
+            )
+        check(self._forward, self._objective, batch, None, self._mesh, self._precision)
+
+    def _fill(self, checkpoint: Checkpoint, state: TrainState) -> str | None:
+        checkpoint.load_weights(self.place, TrainState(self.model))
+        return self.place
+
+    def _places(self, known: Mapping[str, Any]) -> list[str]:
+        return [self.place]
 
 
 def reference_of(
@@ -123,19 +165,35 @@ def reference_of(
     """The reference that the objective of `plan` states, without weights; None if it has none. `facts`: of the data;
     `trained`: the model and its forward.
     """
-    if about(plan.objective).get("reference") is None:
+    kind = about(plan.objective).get("reference")
+    if kind is None:
         return None
+    if kind == "teacher":
+        name = str(plan.objective["teacher"])
+        found = mesh.on_rank_0(f"look at the teacher {name}", lambda: vars(owner_of(name)))
+        second = _second(plan, mesh, facts, precision, found["part"], brought=True)
+        teacher = Teacher(*second, objective, mesh, precision)
+        teacher.place = found["url"]
+        return teacher
     if fact(plan.adapter, "trains") == "adapter":
         return Reference(*trained, objective, mesh, precision)
-    model = construct(plan.model, facts=facts, seed=derive(plan.seed, "model"))
+    second = _second(plan, mesh, facts, precision, plan.model, brought=bool(plan.init or plan.fork))
+    frozen = Frozen(*second, objective, mesh, precision)
+    frozen.moved, frozen.names = plan.init or plan.fork, plan.init_names
+    return frozen
+
+
+def _second(
+    plan: Plan, mesh: Mesh, facts: Mapping[str, Any], precision: Precision, part: Part, *, brought: bool
+) -> tuple[nn.Module, nn.Module]:
+    """A frozen model and its forward, split as the trained one is."""
+    model = construct(part, facts=facts, seed=derive(plan.seed, "model"))
     model.requires_grad_(False)
     forward = parallelize(
         model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline,
-        tensors=plan.tensor, compile=build(plan.compile), brought=bool(plan.init or plan.fork),
+        tensors=plan.tensor, compile=build(plan.compile), brought=brought,
     )  # fmt: skip
-    frozen = Frozen(model, forward, objective, mesh, precision)
-    frozen.moved, frozen.names = plan.init or plan.fork, plan.init_names
-    return frozen
+    return model, forward
 
 
 def _lasting(url: str | None) -> str | None:

@@ -80,7 +80,7 @@ class _CrossEntropy(torch.autograd.Function):
             (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)
         )
         sums_2N = torch.stack((torch.empty_like(largest_N), chosen_N))
-        for rows in _chunks(logits_NV):
+        for rows in chunks(logits_NV):
             sums_2N[0, rows] = (logits_NV[rows] - largest_N[rows, None]).exp_().sum(1)
         if group is not None:
             dist.all_reduce(sums_2N, group=group)
@@ -91,7 +91,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
+        for rows in chunks(logits_NV):
             softmax = (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None])
             softmax.mul_(counts_N[rows, None])
             if softmax.shape[1]:
@@ -101,6 +101,6 @@ class _CrossEntropy(torch.autograd.Function):
         return out_NV, None, None, None, None
 
 
-def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+def chunks(logits_NV: Tensor) -> Iterator[slice]:
     rows = max(1, CHUNK_BYTES // max(1, 4 * logits_NV.shape[1]))
     return (slice(first, first + rows) for first in range(0, len(logits_NV), rows))

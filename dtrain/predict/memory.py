@@ -62,6 +62,7 @@ def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], 
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
     frozen = reference.held(plan, shapes, state)
     base |= {} if away else {"reference": frozen}
+    base["reference's logits"] = reference.logits(plan, shapes)
     handed = [each[-1].passes for _, each in every]
     timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
     update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}

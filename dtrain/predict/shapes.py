@@ -160,7 +160,7 @@ class Shapes:
     """`blocks` in execution order. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a training
     forward changes `moving` (pairs of is_floating and bytes, one per type); `tables` shared by all blocks; `sample`, of
     which `inputs` are model inputs; and the output that the model `returns` for it. `unknown`: why activations and work
-    are not known, or empty.
+    are not known, or empty. `teacher`: the blocks of the model that the objective compares with, if it is another one.
     """
 
     blocks: tuple[Block, ...]
@@ -173,6 +173,7 @@ class Shapes:
     returns: LayoutBytes = LayoutBytes()
     moving: tuple[tuple[bool, int], ...] = ()
     unknown: str = ""
+    teacher: tuple[Block, ...] = ()
 
     @property
     def parameters(self) -> int:

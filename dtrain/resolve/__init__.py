@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     metrics.named,
     fit.together,
     comparing.pairs,
+    comparing.teacher,
     comparing.masks,
     fit.synthetic,
     fit.hooks,

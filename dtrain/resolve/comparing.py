@@ -27,6 +27,23 @@ def pairs(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
         )
 
 
+def teacher(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check the mesh for an objective with a teacher, whose blocks, heads and experts are its own."""
+    part = draft["objective"]
+    if about(part).get("reference") != "teacher":
+        return
+    word = f"objective={config.choices['objective'] or part['_target_']}"
+    for axis in ("pp", "cp", "ep"):
+        if (degree := getattr(draft["mesh"], axis)) > 1:
+            yield (
+                f"{word}: a teacher is split by the data axes and mesh.tp alone, and mesh.{axis}={degree}. Leave "
+                f"mesh.{axis} out, or type strategy=fsdp or mesh.tp for models that are too large."
+            )
+    place = part.get("teacher")
+    if config.out is not None and str(place).split("/checkpoints/")[0].rstrip("/") == config.out.rstrip("/"):
+        yield f"objective.teacher={place} is this run: out={config.out}. Type out=<another place>."
+
+
 def masks(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check data and model for an objective that hides tokens."""
     part = draft["objective"]

@@ -2,21 +2,44 @@
 and only then torch is imported.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from dtrain.build import trusting
+from dtrain.config import files
+from dtrain.errors import StoreError
 from dtrain.planned import Plan
-from dtrain.predict import formulas
+from dtrain.predict import formulas, reference
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
+from dtrain.storage import store
+from dtrain.weights.owner import owner_of
 
+LOOK_SECONDS = 4.0
+"""Patience with the storage of a teacher, for which a person waits."""
 _traced: dict[str, tuple[Shapes, Any]] = {}
 """Cache of (shapes, model or None). Most changes that advice tries do not affect a trace."""
 
 
 def shapes_of(plan: Plan) -> Shapes:
-    """Trace the model, or use a formula. Raises WordsError if the model cannot be built or split over the mesh."""
+    """Trace the model, or use a formula; also of the teacher that its objective names. Raises WordsError if a model
+    cannot be built or split over the mesh, and StoreError if nothing says what the teacher is.
+    """
+    shapes = _of_model(plan)
+    if not reference.is_teacher(plan) or not shapes.blocks:
+        return shapes
+    name = str(plan.objective["teacher"])
+    try:
+        with store.patience(LOOK_SECONDS):
+            part = owner_of(name).part
+    except StoreError as error:
+        raise StoreError(f"objective.teacher={name}: {error}") from error
+    alone = replace(plan, model=part, adapter=files.node("adapter", "none"))
+    return replace(shapes, teacher=_of_model(alone).blocks)
+
+
+def _of_model(plan: Plan) -> Shapes:
     missing = unstated(plan)
     if missing:
         return Shapes((), 0, 0, 0, 0, 0, unknown=missing)

@@ -16,7 +16,7 @@ from dtrain.compose import compose, provenance
 from dtrain.config.facts import fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
-from dtrain.predict import formulas, report
+from dtrain.predict import formulas, reference, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
@@ -71,11 +71,10 @@ def before(plan: Plan) -> str:
     """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
     torch can measure is not built for it.
     """
-    shapes = formulas.shapes(plan)
+    shapes = None if reference.is_teacher(plan) else formulas.shapes(plan)
     if shapes is None:
-        return _table(
-            [("memory", "not predicted for an adapter, frozen parameters or a model of your own: dtrain plan does it")]
-        )
+        kinds = "an adapter, frozen parameters, a teacher or a model of your own"
+        return _table([("memory", f"not predicted for {kinds}: dtrain plan does it")])
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)
     return _table([*report.short(plan, prediction), *warning])

@@ -59,7 +59,7 @@ def open_at(url: str) -> Weights:
     if below:
         return _folder(url.rstrip("/"), below)
     if store.size(url) < 0:
-        raise ForeignError.during("find a checkpoint at", url, "nothing is there", _near(url))
+        raise ForeignError.during("find a checkpoint at", url, "nothing is there", near(url))
     return _file(url)
 
 
@@ -153,7 +153,7 @@ def _of_others(below: set[str]) -> str:
     return next((hint for end, hint in OTHERS.items() if any(name.endswith(end) for name in below)), "")
 
 
-def _near(url: str) -> str:
+def near(url: str) -> str:
     """The file or folder beside a missing one that has the most similar name."""
     folder, _, name = url.rstrip("/").rpartition("/")
     there = {one.lower(): one for one in store.children(folder or ("/" if url.startswith("/") else "."))}

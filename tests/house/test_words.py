@@ -59,6 +59,7 @@ WITH = {
     ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),
     ("objective", "classification"): ("model=cnn", "data=synthetic"),
     ("objective", "dpo"): ("data=dataset", "data.dataset._target_=torch.nn.ModuleList"),
+    ("objective", "distill"): ("objective.teacher=runs/large",),
     ("objective", "masked"): (
         "model=hf",
         "model.name=models/bert",

@@ -1,9 +1,11 @@
 """The reference of an objective in a plan: the bytes that a rank holds of it, and a sentence."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import small
+import taught
 from pool import resident
 from small import mesh_of
 
@@ -49,3 +51,18 @@ def test_an_adapter_needs_no_copy() -> None:
 
 def test_a_pair_has_the_tokens_of_both_rows() -> None:
     assert shapes_of(small.plan(*WORDS)).tokens == 20
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taught.teach(tmp_path_factory.mktemp("teacher") / "run")
+
+
+@pytest.mark.parametrize("mesh", [("strategy=fsdp", "devices=2"), ("mesh.tp=2", "devices=2")])
+def test_the_bytes_of_a_teacher_are_those_of_its_own_shapes(mesh: tuple[str, ...], teacher: Path) -> None:
+    decided = small.plan(*taught.STUDENT, f"objective.teacher={teacher}", *mesh)
+    moment = memory(decided, shapes_of(decided)).moment
+    assert moment["reference"] == max(resident(decided.world, held, decided)) > moment["parameters"]
+    assert moment["reference's logits"] == decided.batch.microbatch * 10 * 13 * 4
+    said = dict(report.rows(decided, predict(decided, shapes_of(decided))))["reference"]
+    assert said.startswith(f"the teacher {teacher}: its memory is in the peak") and "a third" not in said

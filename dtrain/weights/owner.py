@@ -1,0 +1,123 @@
+"""The model that weights are of, as the files beside them say: plan.yaml and COMMIT.json of a run, config.json of a
+folder of Hugging Face.
+
+    owner_of("runs/large").part         {'_target_': 'dtrain.model.gpt.GPT', 'vocab': 256, ...}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from dtrain.errors import DtrainError, StoreError
+from dtrain.planned import Part
+from dtrain.storage import attempts, hub, store
+from dtrain.weights import ForeignError
+from dtrain.weights.place import is_ours, near, open_at
+
+LARGEST = 1 << 28
+"""Largest file that is read, in bytes."""
+MERGE = "Export it first: dtrain checkpoint export out={0} adapter=merged to=<a folder>, and name that"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """`url`: of the weights; `part`: the model. `vocab`: how many tokens it knows, None if the files do not say;
+    `tokenizer`: the URL of its tokenizer.json, `bytes`, or None.
+    """
+
+    url: str
+    part: Part
+    vocab: int | None = None
+    tokenizer: str | None = None
+
+
+def owner_of(name: str) -> Owner:
+    """The model at `name`: a run or checkpoint of dtrain, or a folder, hub repository or URL. Raises StoreError if its
+    weights are not there, or nothing says what model they are of.
+    """
+    url = hub.place(name)
+    try:
+        if is_ours(url):
+            return _of_run(url)
+        config = open_at(url).config
+    except StoreError as error:
+        if url == name or not (hint := near(name)):
+            raise
+        cause = f"no folder is there, and {str(error).split('. ')[0].rstrip('.')}"
+        raise ForeignError.during("find a model at", name, cause, hint) from error
+    if config is None:
+        cause = "no config.json beside the weights says what model they are of"
+        raise ForeignError.during("find a model at", url, cause, "Type a run of dtrain, or a folder with config.json")
+    part = {"_target_": "dtrain.model.hf.load", "name": name, "task": "causal_lm", "weights": "pretrained"}
+    tokenizer = store.join(url, "tokenizer.json")
+    return Owner(url, {**part, "config": {}}, vocab_in(config), tokenizer if store.exists(tokenizer) else None)
+
+
+def _of_run(url: str) -> Owner:
+    """The model of a run, with the vocabulary that its newest checkpoint has."""
+    newest = next((one for one in attempts.listed_at(url) if one.is_committed), None)
+    if newest is None:
+        raise StoreError.during("find a checkpoint at", url, "there is none that is committed")
+    root = url.split("/checkpoints/")[0]
+    plan = _mapping(store.join(root, "plan.yaml"))
+    facts = _mapping(store.join(newest.url, attempts.COMMIT)).get("facts")
+    facts = facts if isinstance(facts, Mapping) else {}
+    if isinstance(adapter := facts.get("adapter"), Mapping):
+        cause = f"it holds an adapter ({adapter.get('kind')}), not a model"
+        raise StoreError.during("take the model of", url, cause, MERGE.format(root))
+    part, data = plan.get("model"), plan.get("data")
+    if not isinstance(part, Mapping) or not isinstance(part.get("_target_"), str):
+        raise StoreError.during("read", store.join(root, "plan.yaml"), "it names no model")
+    vocab = vocab_in(facts.get("huggingface") or facts.get("as_transformers"))
+    if part.get("vocab") == "auto" and vocab:
+        part = {**part, "vocab": vocab}
+    tokenizer = data.get("tokenizer") if isinstance(data, Mapping) else None
+    return Owner(url, dict(part), vocab, tokenizer if isinstance(tokenizer, str) else None)
+
+
+def vocab_in(config: Any) -> int | None:
+    """How many tokens a model with this config.json knows; None if it does not say."""
+    if not isinstance(config, Mapping):
+        return None
+    size = config.get("vocab_size")
+    return size if isinstance(size, int) else vocab_in(config.get("text_config"))
+
+
+def configuration(name: str) -> Mapping[str, Any]:
+    """config.json of a model of transformers; empty if it cannot be read."""
+    place = hub.place(name)
+    try:
+        if place.startswith(hub.SCHEME):
+            read = json.loads(hub.read(place, "config.json"))
+        else:
+            read = json.loads(store.small(store.join(place, "config.json"), LARGEST))
+    except (DtrainError, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, Mapping) else {}
+
+
+def tokens(tokenizer: str) -> dict[int, str]:
+    """Number -> text of the tokens in a tokenizer.json; empty for anything else."""
+    try:
+        read = json.loads(store.small(tokenizer, LARGEST))
+        listed, added = read["model"]["vocab"], read.get("added_tokens") or []
+        pairs = listed.items() if isinstance(listed, Mapping) else ((one[0], index) for index, one in enumerate(listed))
+        found = {int(number): str(text) for text, number in pairs}
+        return found | {int(one["id"]): str(one["content"]) for one in added}
+    except (StoreError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return {}
+
+
+def _mapping(url: str) -> Mapping[str, Any]:
+    """A file of a run, JSON or YAML. Raises StoreError."""
+    text = store.small(url, LARGEST)
+    try:
+        read = json.loads(text) if url.endswith(".json") else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise StoreError.during("read", url, "it is damaged") from error
+    if not isinstance(read, Mapping):
+        raise StoreError.during("read", url, "it is damaged")
+    return read

@@ -110,7 +110,8 @@ def complete(ledger: Ledger) -> None:
 
 
 TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "time_limit", "sweep")
-"""Keys that never stand as ??? in a recipe: they belong on the command line, or do not affect training."""
+"""Keys that stand as ??? in a recipe only if it chooses their word: they belong on the command line, or do not affect
+training."""
 
 
 def _leave_open(ledger: Ledger) -> None:
@@ -120,7 +121,7 @@ def _leave_open(ledger: Ledger) -> None:
     for word in [word for word in ledger.command if ledger.asks(word)]:
         if word in ledger.words and word not in ledger.implied:
             del ledger.command[word]
-        elif word not in ledger.words and word.split(".")[0] not in TYPED:
+        elif word not in ledger.words and (word.split(".")[0] not in TYPED or word.split(".")[0] in ledger.words):
             ledger.words[word] = "???"
             ledger.implied[word] = f"{word}={ledger.command[word]} must be typed"
 

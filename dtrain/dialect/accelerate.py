@@ -59,7 +59,7 @@ def translate(ledger: Ledger) -> None:
             other = unneeded(f"{title}, but distributed_type is {ledger.get('distributed_type')}")
             ledger.settle(other, f"{section}.**")
     for name in ("sharding_strategy", "reshard_after_forward"):
-        ledger.settle(_sharding, f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}")
+        ledger.settle(sharding, f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}")
     if kind == "deepspeed":
         _deepspeed(ledger)
     _axes(ledger)
@@ -159,7 +159,7 @@ def _is_on(ledger: Ledger, key: str) -> bool:
         return False
 
 
-def _sharding(ledger: Ledger, key: str, value: Any) -> None:
+def sharding(ledger: Ledger, key: str, value: Any) -> None:
     """Translate the sharding: FSDP1 names a sharding strategy, FSDP2 has a flag reshard_after_forward."""
     plain = str(value).lower()
     reshard = NAMES.get(plain, plain)

@@ -10,10 +10,11 @@ from typing import Any
 
 from dtrain.dialect import accelerate, nested, terms
 from dtrain.dialect.accelerate import SHARDING
+from dtrain.dialect.axolotl_adapter import OPTIONS, UNUSED, adapter_section
+from dtrain.dialect.axolotl_data import data_section, objective_section
 from dtrain.dialect.axolotl_optim import optimizer_section, schedule_section
-from dtrain.dialect.ledger import Ledger, Rule, count, names, text, whole
-from dtrain.dialect.rules import ODD, chosen, lacking, refused, says, switched, table, to, unneeded
-from dtrain.secrets import screen
+from dtrain.dialect.ledger import Ledger, Rule, count, names, whole
+from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded
 
 TITLE = "axolotl"
 MARKS = names(
@@ -22,20 +23,18 @@ MARKS = names(
     "train_on_inputs dataset_prepared_path evals_per_epoch saves_per_epoch gradient_checkpointing flash_attention"
 )
 SILENT = ("data",)
-MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
-ADAPTERS = (
-    "dtrain trains all weights: LoRA is not supported. Type model._target_="
-    + MODEL
-    + " model.pretrained_model_name_or_path={} trust=[transformers]."
-)
-NO_LORA = "LoRA is not supported: dtrain trains all weights."
+TASKS = {
+    "CausalLM": "causal_lm", "SequenceClassification": "classification", "MaskedLM": "masked_lm",
+    "ImageClassification": "image_classification", "Seq2SeqLM": "seq2seq",
+}  # fmt: skip
+"""The end of the name of a class of transformers, after `For` -> model.task."""
 LOGGERS = (
     "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
     "trust=[<its package>]."
 )
-TOKENS = "a tokenizer option. Apply it when you create the token files for data=tokens."
+TOKENS = "a tokenizer option. Apply it to the files that data.tokenizer names."
 REWARDS = (
-    "preference training and reinforcement learning are not built in. Write your own objective: "
+    "of preference training dtrain has dpo, ipo and hinge. Type objective=dpo, or write your own objective: "
     "objective._target_=<yours> trust=[<its package>]."
 )
 
@@ -44,22 +43,11 @@ ATTENTION = unneeded("torch's attention picks the fastest available kernel")
 
 
 def translate(ledger: Ledger) -> None:
-    for tell in (_adapter, _steps, _precision, _model, optimizer_section, schedule_section, _shards):
+    sections = (adapter_section, _steps, _precision, _model, optimizer_section, schedule_section, _shards)
+    for tell in (*sections, objective_section, data_section, _stop):
         tell(ledger)
     ledger.apply(RULES)
     ledger.imply({"clip": 1.0}, "default of transformers' Trainer")
-
-
-def _adapter(ledger: Ledger) -> None:
-    """Refuse adapters and their base model: full fine-tuning is a different training."""
-    if ledger.get("adapter") or ledger.get("lora_model_dir"):
-        why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
-        ledger.ask("model")
-        for key in ledger.open():
-            top = key.split(".")[0]
-            if top in (*LORA.split(), "base_model", "model_type", "type_of_model") or top.startswith("lora_"):
-                unset = ledger.leaves[key] in (None, "", False)
-                ledger.settle(unneeded("empty") if unset else refused(why), key)
 
 
 def _steps(ledger: Ledger) -> None:
@@ -70,45 +58,62 @@ def _steps(ledger: Ledger) -> None:
 
 
 def _precision(ledger: Ledger) -> None:
-    """Choose the precision: axolotl's bf16 also loads bf16 weights, unless FSDP or DeepSpeed keep them in fp32."""
+    """Choose the precision: axolotl's bf16 also loads bf16 weights, unless FSDP or DeepSpeed keep them in fp32, as peft
+    keeps an adapter.
+    """
     sharded = (
         ledger.get("deepspeed") or ledger.get("fsdp") or any(key.startswith("fsdp_config") for key in ledger.leaves)
     )
-    words = {"bf16": "bf16" if sharded else "bf16_true", "bfloat16": "bf16_true", "fp16": "fp16", "float32": "fp32"}
+    adapter = ledger.get("adapter") and ledger.get("peft_autocast_adapter_dtype", True)
+    words = {
+        "bf16": "bf16" if sharded or adapter else "bf16_true",
+        "bfloat16": "bf16_true",
+        "fp16": "fp16",
+        "float32": "fp32",
+    }
     for key, word in words.items():
         value = ledger.leaves.get(key)
         if value in (True, "true", "auto", "full"):
             notes = ["auto: on a GPU that supports it"] * (value == "auto")
             notes += ["axolotl loads the weights in bf16 too"] * (word == "bf16_true")
+            notes += ["peft keeps the adapter in fp32; bf16_true takes half the memory"] * bool(adapter and not sharded)
             ledger.carry(key, {"precision": word}, "; ".join(notes))
         else:
             ledger.settle(lacking("type precision=bf16 or precision=fp16.", asked="precision"), key)
 
 
 def _model(ledger: Ledger) -> None:
-    """Translate the model: a transformers class with pretrained weights."""
-    kind = ledger.get("model_type", ledger.get("type_of_model", "AutoModelForCausalLM"))
-    if "base_model" not in ledger.open():
-        return
-    if not isinstance(kind, str) or not kind.isidentifier() or "For" not in kind:
-        ledger.refuse(
-            "base_model",
-            f"unknown model class {kind}. Type model._target_=transformers.<class>.from_pretrained "
-            f"trust=[transformers].",
-        )
+    """Translate the model: a class of transformers with pretrained weights."""
+    kind = str(ledger.get("model_type", ledger.get("type_of_model", "AutoModelForCausalLM")))
+    task, base = TASKS.get(kind.rpartition("For")[2]), ledger.get("base_model")
+    if task is None or base is None:
+        target = f"model._target_=transformers.{kind}.from_pretrained" if kind.isidentifier() else "model._target_=<it>"
+        why = f"unknown model class {kind}. Type model=hf for its class, or {target} trust=[transformers]."
+        ledger.settle(refused(why), "base_model")
         ledger.ask("model")
         return
-    words = {
-        "model._target_": f"transformers.{kind}.from_pretrained",
-        "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"]),
-    }
-    ledger.carry("base_model", words, "needs pip install transformers and trust=[transformers]")
-    dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
-    ledger.imply({"model.dtype": dtype}, "the weights' dtype, from precision")
-    ledger.command["trust"] = "[transformers]"
-    ledger.settle(unneeded("covered by base_model"), "model_type", "type_of_model")
-    ledger.settle(to("model.revision", text), "model_revision", "revision_of_model")
-    ledger.settle(chosen({"eager": to("model.attn_implementation", text)}, ATTENTION), "attn_implementation")
+    revision = ledger.get("revision_of_model", ledger.get("model_revision"))
+    place = f"{base}@{revision}" if revision else str(base)
+    ledger.carry("base_model", {"model": "hf", "model.name": place, "model.task": task})
+    ledger.settle(says({"model.name": place}), "model_revision", "revision_of_model")
+    ledger.settle(unneeded("config.json of base_model says it"), "model_type", "type_of_model")
+    ledger.settle(switched(says({"model.weights": "random"}), OFF), "reinit_weights")
+    for name in ("overrides_of_model_config", "model_config"):
+        entries = ledger.tree.get(name)
+        if isinstance(entries, Mapping) and entries:
+            ledger.settle(says({"model.config": dict(entries)}), f"{name}.**")
+
+
+def _stop(ledger: Ledger) -> None:
+    """Translate early stopping, which counts evaluations here too."""
+    metric = ledger.get("metric_for_best_model", "loss")
+    if not ledger.get("early_stopping_patience") or not ledger.get("val_set_size"):
+        return
+    if metric in ("loss", "eval_loss") and not ledger.get("greater_is_better"):
+        ledger.settle(to("stop.patience", count, further={"stop.metric": "eval_loss"}), "early_stopping_patience")
+    else:
+        why = f"{metric} is a figure of axolotl. Type stop.metric=<a figure of the evaluation> stop.patience=<number>."
+        ledger.settle(refused(why), "early_stopping_patience")
 
 
 def _shards(ledger: Ledger) -> None:
@@ -139,6 +144,7 @@ def _kinds(ledger: Ledger, key: str, value: Any) -> None:
 FSDP: Mapping[str, Rule] = {
     **accelerate.FSDP,
     "fsdp": _kinds,
+    "sharding_strategy": accelerate.sharding,
     "reshard_after_forward": switched(says(SHARDING["full_shard"]), says(SHARDING["shard_grad_op"])),
     "final_state_dict_type": unneeded("dtrain checkpoint export writes one file"),
     "mixed_precision_policy": unneeded("precision determines the dtypes"),
@@ -169,11 +175,12 @@ def _holdout(ledger: Ledger, key: str, value: Any) -> None:
 
 
 LORA = (
-    "adapter peft loftq_config peft_use_dora peft_use_rslora peft_layers_to_transform peft_layers_pattern "
-    "peft_layer_replication peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying "
-    "peft_autocast_adapter_dtype qlora_sharded_model_loading gptq bnb_config_kwargs loraplus_lr_ratio "
-    "loraplus_lr_embedding merge_lora merge_method relora relora_prune_ratio relora_prune_method relora_cpu_offload "
-    "relora_steps relora_warmup_steps relora_anneal_steps load_in_8bit load_in_4bit"
+    "adapter lora_model_dir lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear peft peft.** "
+    "peft_use_dora peft_use_rslora peft_layers_to_transform " + " ".join(f"{name} {name}.**" for name in OPTIONS)
+)
+RELORA = (
+    "relora relora_prune_ratio relora_prune_method relora_cpu_offload relora_steps relora_warmup_steps "
+    "relora_anneal_steps"
 )
 MESH: Mapping[str, str] = {
     "dp_shard_size": "dp_shard",
@@ -202,24 +209,25 @@ KEYS: Mapping[str, Any] = {
     "sequence_len": terms.SEQUENCE,
     "eval_sequence_len": refused("evaluation uses the same sequence length. Leave it out."),
     "val_set_size": _holdout,
-    "datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset": refused(
-        terms.NO_DATA
+    "datasets datasets.**": refused(terms.NO_DATA),
+    "test_datasets test_datasets.**": refused(
+        "rows to evaluate beside those of data.holdout are sets. Type evaluate.sets={test: {path: <the file>}}."
+    ),
+    "pretraining_dataset pretraining_dataset.**": refused(
+        "type data=text data.path=<files> data.column=<column> data.tokenizer=<tokenizer.json>, which puts texts "
+        "behind one another, or data=stream."
     ),
     "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
     "special_tokens.** tokens tokens.** added_tokens_overrides.**": lacking(TOKENS),
-    "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common "
-    "processor_type processor_kwargs.** tokenizer_save_jinja_files": refused(TOKENS),
+    "tokenizer_config tokenizer_use_mistral_common processor_type processor_kwargs.**": lacking(TOKENS),
     "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
-        "dtrain does not pack samples. Token files concatenate the texts and need no padding: type data=tokens."
+        "with data=chat, jsonl, parquet or hf type data.packing=pack; data=text and data=tokens have no padding."
     ),
     "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
     "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len": unneeded(
-        "token files are cut into samples of equal length"
+        "an option of the data, which you must type"
     ),
-    "train_on_inputs": lacking(
-        "the loss covers every token, unless a dataset sets its target to -100. Type data=dataset "
-        "data.dataset._target_=<yours> trust=[<its package>]."
-    ),
+    "train_on_inputs": lacking("with data=chat type data.train_on=all."),
     "group_by_length": lacking("samples are shuffled with the seed. Leave it out."),
     "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling": unneeded(
         "samples are shuffled with the seed"
@@ -230,18 +238,25 @@ KEYS: Mapping[str, Any] = {
     "dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last": unneeded(
         "samples are prefetched, and batches continue into the next epoch"
     ),
-    "dataloader_num_workers": lacking("type data=dataset data.workers=<number> for loader processes."),
-    LORA: lacking(NO_LORA),
-    "load_in_8bit load_in_4bit": lacking(
+    "dataloader_num_workers": lacking("type data.workers=<number> for data=dataset or data=images."),
+    LORA: UNUSED,
+    RELORA: lacking("dtrain does not merge adapters as it trains. Leave it out."),
+    "special_tokens.pad_token": unneeded("padding does not count"),
+    "tokenizer_type tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files": unneeded(
+        "data.tokenizer reads the files of the tokenizer"
+    ),
+    "load_in_8bit load_in_4bit gptq": lacking(
         "dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."
     ),
-    "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir lora_modules_to_save "
-    "lora_fan_in_fan_out lora_on_cpu lora_* peft.** loftq_config.** bnb_config_kwargs.**": lacking(NO_LORA),
     "unfrozen_parameters freeze_mm_modules": lacking(
-        "dtrain trains all weights. Freeze parameters in your own model class."
+        "type model.freeze=[<patterns of names>], which names what is not trained."
     ),
-    "rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
-    "kto_undesirable_weight simpo_gamma cpo_alpha": lacking(REWARDS),
+    "rl reward_model process_reward_model trl.** dpo_beta dpo_label_smoothing orpo_alpha rl_beta rpo_alpha "
+    "kto_desirable_weight kto_undesirable_weight simpo_gamma cpo_alpha": lacking(REWARDS),
+    "dpo_use_logits_to_keep dpo_padding_free precompute_ref_log_probs": unneeded("affects memory only"),
+    "dpo_norm_loss dpo_use_weighting dpo_generate_during_eval": lacking(
+        "objective=dpo does not have it. Leave it out."
+    ),
     "gradient_checkpointing": terms.REMAT,
     "gradient_checkpointing_kwargs.**": unneeded("an implementation detail; results are the same"),
     "activation_offloading layer_offloading": terms.NO_ACTIVATION_OFFLOAD,
@@ -261,12 +276,10 @@ KEYS: Mapping[str, Any] = {
         "dtrain does not run code from the Hub. Install the model's package and name its class: "
         "model._target_=<it> trust=[<its package>]."
     ),
-    "base_model_config cls_model_config model_revision revision_of_model model_type type_of_model": refused(
-        "type model._target_=" + MODEL + " with its arguments, and trust=[transformers]."
-    ),
-    "overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights": lacking(
-        "type model arguments as model.<argument>=<value>."
-    ),
+    "base_model_config cls_model_config": refused("model.name names the folder of config.json and of the weights."),
+    "model_revision revision_of_model model_type type_of_model": refused("type model=hf model.name=<name>@<revision>."),
+    "overrides_of_model_config.** model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x "
+    "reinit_weights": lacking("type entries of config.json as model.config={<name>: <value>}."),
     "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
     "low_cpu_mem_usage device_map device max_memory gpu_memory_limit": unneeded(
         "the strategy determines where the weights are placed"
@@ -282,13 +295,12 @@ KEYS: Mapping[str, Any] = {
     "save_first_step": lacking("checkpoint.every determines the first save. Leave it out."),
     "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),
     "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
-    "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience": lacking(
-        "a run ends at its last step, or at a NaN loss with on_spike=stop."
-    ),
+    "early_stopping_patience": lacking("type stop.metric=eval_loss stop.patience=<number>, and data.holdout=<part>."),
+    "loss_watchdog_threshold loss_watchdog_patience": lacking("type on_spike=stop to stop at a NaN loss or a jump."),
     "save_safetensors save_only_model": unneeded("checkpoints are safetensors and contain the full state"),
     "resume_from_checkpoint auto_resume_from_checkpoints": unneeded("resume=auto resumes automatically"),
     "hub_model_id hub_strategy hub_revision hf_use_auth_token": lacking(
-        "dtrain does not upload. Type dtrain checkpoint export out=<run> to=<folder>, and upload the result."
+        "type dtrain checkpoint export out=<run> to=hf://<organisation>/<name> after training."
     ),
     "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
     "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key "

@@ -1,7 +1,7 @@
 """Translation of Lightning's callbacks: checkpoints, unneeded observers, and callbacks to rewrite as hooks."""
 
 from dtrain.dialect.ledger import Ledger, count
-from dtrain.dialect.rules import lacking, refused, says, table, to, unneeded
+from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
 from dtrain.dialect.terms import epochs
 
 
@@ -15,6 +15,9 @@ def callbacks(ledger: Ledger, t: str) -> None:
         name = class_of(ledger, section)
         if name == "ModelCheckpoint":
             _checkpoint(ledger, section)
+            continue
+        if name == "EarlyStopping":
+            _stop(ledger, section)
             continue
         unknown = f"unknown callback {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
         rule = unneeded(OBSERVERS[name]) if name in OBSERVERS else refused(INSTEAD.get(name, unknown))
@@ -38,7 +41,7 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         rules["save_top_k"] = to("checkpoint.keep", count)
     elif top != 1:
         rules["save_top_k"] = ONE_BEST
-    if monitor in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
+    if monitor in LOSSES:
         rules["monitor"] = says({"checkpoint.best": "eval_loss"}, "the evaluation loss")
     if monitor and ledger.get(f"{section}.init_args.mode") == "max":
         rules["mode"] = refused(
@@ -52,6 +55,31 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         ledger.settle(unneeded("empty") if ledger.leaves[key] is None and rule is not unknown else rule, key)
 
 
+def _stop(ledger: Ledger, section: str) -> None:
+    """Translate early stopping at the evaluation loss, of which the lowest is the best."""
+    key = f"{section}.init_args"
+    monitor, mode = ledger.get(f"{key}.monitor", ledger.get(f"{key}.args.0")), ledger.get(f"{key}.mode", "min")
+    if monitor not in LOSSES or mode != "min":
+        why = "type stop.metric=eval_loss, eval_accuracy or eval_<name>, and stop.patience=<evaluations>."
+        ledger.settle(refused(why), f"{section}.class_path", key, f"{key}.**")
+        return
+    ledger.settle(says({"stop.metric": "eval_loss"}, "the evaluation loss"), f"{key}.monitor", f"{key}.args.0")
+    ledger.skip(f"{section}.class_path", "covered by its arguments")
+    ledger.settle(given(to("stop.patience", count)), f"{key}.patience")
+    ledger.settle(given(to("stop.least")), f"{key}.min_delta")
+    ledger.imply({"stop.patience": 3}, "default of EarlyStopping")
+    ledger.settle(unneeded("of the loss the lowest is the best"), f"{key}.mode")
+    ledger.settle(unneeded("a NaN loss is a spike: on_spike"), f"{key}.check_finite")
+    ledger.settle(unneeded("evaluations are counted"), f"{key}.check_on_train_epoch_end")
+    ledger.settle(
+        unneeded("the end of the run says why"), f"{key}.verbose", f"{key}.strict", f"{key}.log_rank_zero_only"
+    )
+    unknown = lacking("dtrain stops by patience alone. Leave it out.")
+    ledger.settle(unknown, f"{key}.**")
+
+
+LOSSES = ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss")
+"""Names that people give to the evaluation loss."""
 OBSERVERS = {
     "LearningRateMonitor": "metrics.jsonl has the learning rate of every step",
     "TQDMProgressBar": "logger=console draws a bar on a terminal",
@@ -63,8 +91,6 @@ OBSERVERS = {
     "Timer": "metrics.jsonl has the seconds of every step",
 }
 INSTEAD = {
-    "EarlyStopping": "a run ends at its last step, or at a NaN loss with on_spike=stop. Type "
-    "checkpoint.best=eval_loss to keep the best.",
     "StochasticWeightAveraging": "dtrain keeps an exponential average of the weights instead: type ema=0.999.",
     "WeightAveraging": "dtrain keeps an exponential average of the weights instead: type ema=0.999.",
     "EMAWeightAveraging": "type ema=<its decay>.",

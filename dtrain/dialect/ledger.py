@@ -249,6 +249,8 @@ def show(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(show, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {show(each)}" for name, each in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 

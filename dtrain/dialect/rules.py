@@ -82,6 +82,11 @@ def when(test: Callable[[Ledger, str, Any], bool], rule: Rule, other: Rule) -> R
     return lambda ledger, key, value: (rule if test(ledger, key, value) else other)(ledger, key, value)
 
 
+def given(rule: Rule) -> Rule:
+    """Skip a key that is empty, where the other tool then has a default."""
+    return when(lambda ledger, key, value: value is None, unneeded("empty"), rule)
+
+
 def chosen(table: Mapping[Any, Rule], other: Rule) -> Rule:
     """Choose a rule by the value; strings are compared in lower case."""
 

@@ -13,8 +13,8 @@ BEHIND = "their warm-up starts at 0 and lags one step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
 MATRICES = "dtrain does not decay norms, biases and other vectors"
 NO_DATA = (
-    "dtrain does not read this data format. Type data=tokens data.path=<token files>, data=text data.path=<URL>, or "
-    "data=dataset data.dataset._target_=<yours> trust=[<its package>]"
+    "dtrain does not read this data format. Type data=chat data.path=<rows>, data=text data.path=<URL>, data=tokens "
+    "data.path=<token files>, or data=dataset data.dataset._target_=<yours> trust=[<its package>]"
 )
 
 ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
@@ -56,6 +56,13 @@ REMAT = turns_on({"remat": "full"})
 SEQUENCE = to("data.sequence", count, "together with data=..., which you must type", command=True)
 TENSORBOARD = switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]}))
 output = to("out", text, command=True)
+
+
+def of_the_hub(path: str, name: str, split: str) -> str:
+    """Return why a dataset of the hub is asked for as files, with the line that writes them."""
+    of = f'"{path}", "{name}"' if name else f'"{path}"'
+    load = f'from datasets import load_dataset as f; f({of}, split="{split or "train"}").save_to_disk("<folder>")'
+    return f"data.path takes files, or a folder of save_to_disk. Type data.path=<folder> after python -c '{load}'."
 
 
 def degree(axis: str, further: Mapping[str, str] | None = None) -> Rule:

@@ -13,6 +13,8 @@ from dtrain.dialect import terms
 from dtrain.dialect.ledger import Ledger, count, names, text, whole
 from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.terms import BEHIND, NO_DATA, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.torchtune_data import data_section
+from dtrain.dialect.torchtune_model import COMPONENT, model_section, objective_section
 from dtrain.secrets import screen
 
 TITLE = "torchtune"
@@ -21,14 +23,8 @@ MARKS = names(
     "metric_logger clip_grad_norm"
 )
 SILENT = ("model", "data", "steps")
-COMPONENT = "_component_"
 INNER = re.compile(r"\$\{([\w.]+)\}")
 """${output_dir}: another key of the same file."""
-LOSSES = names(
-    "torch.nn.CrossEntropyLoss torchtune.modules.loss.CEWithChunkedOutputLoss "
-    "torchtune.modules.loss.LinearCrossEntropyLoss "
-    "torchtune.modules.loss.SFTLoss torchtune.modules.loss.cross_entropy_loss.LinearCrossEntropyLoss"
-)
 TINY = (
     "optim=adamw keeps its state in the weights' dtype. Type optim=adamw, and precision=bf16_true or "
     "strategy.offload=cpu to save memory."
@@ -37,7 +33,7 @@ TINY = (
 
 def translate(ledger: Ledger) -> None:
     _fill_in(ledger)
-    for tell in (_steps, _model, _parts, _optimizer, _schedule, _mesh):
+    for tell in (_steps, model_section, objective_section, data_section, _parts, _optimizer, _schedule, _mesh):
         tell(ledger)
     ledger.apply(RULES)
     ledger.imply({"clip": None}, "torchtune does not clip by default")
@@ -68,52 +64,19 @@ def _steps(ledger: Ledger) -> None:
     ledger.skip("epochs", "covered by max_steps_per_epoch")
 
 
-def _model(ledger: Ledger) -> None:
-    """Translate the model: torchtune's builders are functions that return a module, as model._target_ expects."""
-    key = f"model.{COMPONENT}"
-    name = str(ledger.get(key, ""))
-    if not name:
-        return
-    why = ""
-    if "lora" in name or "dora" in name or ledger.get("model.lora_rank") or ledger.get("model.quantize_base"):
-        why = (
-            "dtrain trains all weights: LoRA is not supported. Type model._target_=<the builder without lora_> "
-            "trust=[torchtune]."
-        )
-    elif not re.fullmatch(r"torchtune(\.\w+)+", name):  # only the user may trust code, never a file
-        target = screen.typed(f"model._target_={name}")
-        why = f"{name} is not part of torchtune. If you trust its package, type {target} trust=[<the package>]."
-    if why:
-        ledger.settle(refused(why, "model"), "model.**")
-        return
-    ledger.carry(key, {"model._target_": name}, "needs trust=[torchtune]")
-    ledger.command["trust"] = "[torchtune]"
-    for other in ledger.under("model"):
-        if COMPONENT in other:
-            ledger.refuse(other, "this argument is an object. Type model.<argument>._target_=<its class>.")
-        else:
-            ledger.carry(other, {other: ledger.leaves[other]})
-
-
 def _parts(ledger: Ledger) -> None:
     """Record the sections that configure torchtune's components; all keys of a section share one outcome."""
     for section, (why, known) in SECTIONS.items():
         name = str(ledger.get(f"{section}.{COMPONENT}", ""))
         outcome = unneeded if name in known or not name else refused
         ledger.settle(outcome(known.get(name, why)), section, f"{section}.**")
-    rule = refused("unknown loss. Type objective._target_=<yours> trust=[<its package>].")
-    if str(ledger.get(f"loss.{COMPONENT}")) in LOSSES:
-        ledger.carry(f"loss.{COMPONENT}", {"objective": "next_token"})
-        rule = unneeded("the chunking of the logits; -100 is ignored, as here")
-    ledger.settle(rule, "loss", "loss.**")
 
 
 DISTILLATION = "distillation is objective=distill: type objective.teacher=<its folder> objective.hard=<1 - kd_ratio>."
 PROFILER = refused("there is no profiler during training. Leave it out.")
 INITIAL = (
-    "initial weights come from a dtrain run (init=<out>), or from a model that loads its own: "
-    "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path={} "
-    "trust=[transformers]."
+    "weights of Hugging Face are read from the folder, and others by init=. Type model=hf model.name={0}, or init={0} "
+    "with a model that has their names."
 )
 LOGGED = (
     "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
@@ -121,9 +84,9 @@ LOGGED = (
 )
 SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "dataset": (NO_DATA, {}),
-    "dataset_val": ("the data provides held-out samples: data.holdout, or data.holdout_dataset.", {}),
-    "tokenizer": ("token files are already encoded; data=text takes data.tokenizer=<URL of a tokenizer.json>.", {}),
-    "collate_fn": ("dtrain stacks the samples. Give them equal lengths in your dataset.", {}),
+    "dataset_val": ("type data.holdout=<part> of the rows, or evaluate.sets={val: {path: <files>}}.", {}),
+    "tokenizer": ("data=chat takes data.tokenizer=<folder>, data=text data.tokenizer=<tokenizer.json>.", {}),
+    "collate_fn": ("data=chat pads the rows; for a dataset of your own type data.collate.", {}),
     "quantizer": ("dtrain does not quantise weights. Quantise the output of dtrain checkpoint export.", {}),
     "metric_logger": (
         LOGGED,
@@ -137,7 +100,7 @@ SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "teacher_model": (DISTILLATION, {}),
     "teacher_checkpointer": (DISTILLATION, {}),
     "kd_loss": (DISTILLATION, {}),
-    "ref_checkpointer": ("preference training is not built in. Write your own objective.", {}),
+    "ref_checkpointer": ("the reference of objective=dpo is the model that the run begins with.", {}),
 }
 """section -> why it is refused, and its components that dtrain does not need (with the reason)."""
 

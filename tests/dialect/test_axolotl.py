@@ -17,11 +17,10 @@ def config(folder: Path, **keys: Any) -> Imported:
 def test_full_finetuning() -> None:
     read = example("axolotl_fft.yaml")
     assert read.words == {
-        "precision": "bf16_true", "model._target_": "transformers.AutoModelForCausalLM.from_pretrained", "model.pretrained_model_name_or_path": "meta-llama/Llama-3.2-1B",
-        "model.dtype": "bfloat16", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
+        "precision": "bf16_true", "model": "hf", "model.name": "meta-llama/Llama-3.2-1B", "model.task": "causal_lm", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
         "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1,
     }  # fmt: skip
-    assert read.command["trust"] == "[transformers]"
+    assert "trust" not in read.command
     assert read.command["data.sequence"] == 4096
     assert read.command["data.holdout"] == "0.02"
     assert read.command["evaluate.every"] == "<samples / batch / 4>"
@@ -31,29 +30,68 @@ def test_full_finetuning() -> None:
         "num_epochs",
         "evals_per_epoch",
         "datasets.1.field_messages",
-        "special_tokens.pad_token",
     } <= set(refused)
+    assert "data.kind=instruction" in refused["datasets.0.type"]
+    assert "another dataset" in refused["datasets.1.type"]
 
 
 def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:
     read = example("axolotl_deepspeed.yaml")
     assert read.words == {
-        "steps": 1000, "precision": "bf16", "model._target_": "transformers.AutoModelForCausalLM.from_pretrained",
-        "model.pretrained_model_name_or_path": "mistralai/Mistral-7B-v0.3", "model.dtype": "float32", "optim": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
+        "steps": 1000, "precision": "bf16", "model": "hf", "model.name": "mistralai/Mistral-7B-v0.3", "model.task": "causal_lm",
+        "optim": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
         "optim.weight_decay": 0.0, "optim.lr": 1e-5, "schedule": "wsd", "schedule.warmup": 50, "schedule.decay": 950, "schedule.floor": 0.0, "strategy": "zero3",
         "log.every": 2000, "microbatch": 4, "accumulate": 2, "seed": 3407, "evaluate.every": 50, "checkpoint.every": 100, "checkpoint.keep": 2, "clip": 1.0,
     }  # fmt: skip
     assert read.told("unneeded")["ds_zero3_auto.json: train_batch_size"] == "filled in by axolotl's own keys"
 
 
-def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
+def test_qlora_is_asked_for_and_what_is_left_is_typed() -> None:
     read = example("axolotl_qlora_fsdp.yaml")
-    assert not [word for word in read.words if word.startswith(("model", "optim", "schedule", "data"))]
+    assert not [word for word in read.words if word.startswith(("adapter", "optim", "schedule", "data"))]
     assert read.words["strategy.offload"] == "cpu"
+    assert read.words["model.name"] == "NousResearch/Llama-2-7b-hf"
     assert read.command["optim.lr"] == "<0.0002 with paged_adamw_8bit>"
     assert read.command["optim"] == "<adamw, sgd, muon or adafactor>"
-    assert "LoRA is not supported" in read.told("refused")["lora_r"]
+    assert {word: value for word, value in read.command.items() if word.startswith("adapter")} == {
+        "adapter": "<lora>", "adapter.rank": 32, "adapter.alpha": 16, "adapter.dropout": 0.05, "adapter.targets": "null",
+    }  # fmt: skip
+    assert "quantise" in read.told("refused")["load_in_4bit"]
     assert "preference" in read.told("refused")["rl"]
+    assert "objective" in read.asked
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "LlamaForCausalLM", "model_revision": "v1"}, {"model.name": "me/small@v1", "model.task": "causal_lm"}),
+        ({"model_type": "AutoModelForSequenceClassification"}, {"model.name": "me/small", "model.task": "classification"}),
+        ({"reinit_weights": True}, {"model.name": "me/small", "model.task": "causal_lm", "model.weights": "random"}),
+        (
+            {"overrides_of_model_config": {"rope_scaling": {"type": "linear", "factor": 2.0}}},
+            {"model.name": "me/small", "model.task": "causal_lm", "model.config": {"rope_scaling": {"type": "linear", "factor": 2.0}}},
+        ),
+        ({"model_type": "MambaLMHeadModel"}, {}),
+    ],
+)  # fmt: skip
+def test_models_of_the_hub(keys: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
+    read = config(tmp_path, **keys)
+    assert {word: value for word, value in read.words.items() if word.startswith("model.")} == words
+    assert read.words.get("model") == ("hf" if words else None) and ("model" in read.asked) == (not words)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"early_stopping_patience": 2, "val_set_size": 0.1}, {"stop.metric": "eval_loss", "stop.patience": 2}),
+        ({"early_stopping_patience": 2, "val_set_size": 0.1, "metric_for_best_model": "bleu"}, {}),
+        ({"early_stopping_patience": 2}, {}),
+    ],
+)
+def test_early_stopping(keys: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
+    read = config(tmp_path, **keys)
+    assert {word: value for word, value in read.words.items() if word.startswith("stop")} == words
+    assert ("early_stopping_patience" in read.told("refused")) == (not words)
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_a_near_name_is_one_that_is_there(dialect: str, tree: dict[str, Any], ne
 
 
 ADVICE = re.compile(r"(?<![\w.<{/%$\[-])([a-z_]+(?:\.[a-z_]+)*)=(?=[^\s=])")
-OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrained_model_name_or_path"}
-"""Not words of a run, or arguments of a model of transformers."""
+OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrained_model_name_or_path", "split"}
+"""Not words of a run, or arguments of a model of transformers, or of datasets."""
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,10 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
     with pytest.raises(
         WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
     ) as raised:
-        resolve(compose([f"recipe={path}", "model=gpt", "optim=adamw", "optim.lr=1e-3"]), Cluster(gpus=0, cpus=2))
+        resolve(
+            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", "optim.lr=1e-3"]),
+            Cluster(gpus=0, cpus=2),
+        )
     assert len(raised.value.problems) == 1
 
 

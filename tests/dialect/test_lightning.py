@@ -1,6 +1,7 @@
 """Arguments of Lightning's Trainer, in Python and YAML, against its documentation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from imported import Imported, example, imported
@@ -19,12 +20,29 @@ def test_a_script() -> None:
     assert read.words == {
         "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2, "microbatch": 1,
         "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
-        "logger": ["console", "tensorboard"],
+        "logger": ["console", "tensorboard"], "stop.metric": "eval_loss", "stop.patience": 5,
     }  # fmt: skip
     refused = read.told("refused")
     assert refused["trainer.default_root_dir"] == "computed in Python, which dtrain does not run. Type out=<value>."
     assert "GroupNorm" in refused["trainer.sync_batchnorm"]
-    assert "EarlyStopping" in read.recipe
+    assert read.told("carried")["trainer.callbacks.2.init_args.patience"] == "stop.patience=5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("'val_loss'", {"stop.metric": "eval_loss", "stop.patience": 3}),
+        (
+            "monitor='val_loss', min_delta=0.01, mode='min'",
+            {"stop.metric": "eval_loss", "stop.patience": 3, "stop.least": 0.01},
+        ),
+        ("monitor='val_acc', mode='max'", {}),
+    ],
+)
+def test_early_stopping(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:
+    read = script(tmp_path, f"max_steps=9, callbacks=[EarlyStopping({arguments})]")
+    assert {word: value for word, value in read.words.items() if word.startswith("stop")} == words
+    assert bool(words) != ("stop.metric=eval_loss" in "".join(read.told("refused").values()))
 
 
 def test_the_time_limit_is_what_was_meant(tmp_path: Path) -> None:

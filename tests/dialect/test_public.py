@@ -50,6 +50,8 @@ def typed(read: Imported, values: dict[str, Any], place: Path) -> list[str]:
 def chosen(part: Part) -> str:
     """The word of ours that a part is, or the class it is told to be."""
     target = str(part["_target_"])
+    if target == "dtrain.model.hf.load":
+        return str(part["name"])
     return (
         target.split(".")[2] if target.startswith("dtrain.") else str(part.get("pretrained_model_name_or_path", target))
     )
@@ -58,14 +60,29 @@ def chosen(part: Part) -> str:
 def facts(plan: Plan) -> dict[str, Any]:
     groups = {
         name: getattr(plan, name)
-        for name in ("strategy", "precision", "optim", "schedule", "model", "objective", "backend", "remat")
+        for name in (
+            "strategy",
+            "precision",
+            "optim",
+            "schedule",
+            "model",
+            "adapter",
+            "data",
+            "objective",
+            "backend",
+            "remat",
+        )
     }
-    arguments = {f"{name}.{key}": groups[name].get(key) for name in ("optim", "schedule") for key in groups[name]}
+    arguments = {
+        f"{name}.{key}": groups[name].get(key)
+        for name in ("optim", "schedule", "adapter", "data", "objective")
+        for key in groups[name]
+    }
     mesh = {f"mesh.{axis}": getattr(plan.mesh, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     return {
         **{name: chosen(part) for name, part in groups.items()}, **arguments, **mesh, "batch": plan.batch.size, "batch.micro": plan.batch.microbatch,
         "batch.accumulate": plan.batch.accumulate, "steps": plan.steps, "clip": plan.clip, "seed": plan.seed, "nodes": plan.nodes, "devices": plan.devices,
-        "offload": plan.strategy.get("offload"), "reshard": plan.strategy.get("reshard"), "scale": [plan.precision.get("scale"), plan.precision.get("growth")],
+        "offload": plan.strategy.get("offload"), "weights": plan.model.get("weights"), "reshard": plan.strategy.get("reshard"), "scale": [plan.precision.get("scale"), plan.precision.get("growth")],
         "compile": chosen(plan.compile), "log.every": plan.log_every, "evaluate.every": plan.evaluate_every, "restarts": plan.launcher.get("restarts"),
     }  # fmt: skip
 

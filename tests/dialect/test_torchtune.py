@@ -8,29 +8,29 @@ from imported import example, imported
 def test_full_finetuning() -> None:
     read = example("torchtune_full.yaml")
     assert read.words == {
-        "model._target_": "torchtune.models.llama3_1.llama3_1_8b", "objective": "next_token", "steps": 1500, "microbatch": 2, "accumulate": 8, "seed": 7,
+        "model": "hf", "model.name": "/data/Llama-3.1-8B", "objective": "next_token", "steps": 1500, "microbatch": 2, "accumulate": 8, "seed": 7,
         "optim": "adamw", "optim.lr": 2e-5, "optim.weight_decay": 0.1, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
         "schedule": "cosine", "schedule.warmup": 100, "schedule.floor": 0.0, "clip": 1.0, "compile": "blocks", "precision": "bf16_true", "remat": "full",
         "strategy": "fsdp", "strategy.offload": "cpu", "log.every": 5,
     }  # fmt: skip
-    assert read.command == {"trust": "[torchtune]", "out": "/data/runs/llama3_1_8B"}
+    assert read.command == {"out": "/data/runs/llama3_1_8B"}
     assert read.ledger.leaves["metric_logger.log_dir"] == "/data/runs/llama3_1_8B/logs", (
         "a key that stands for another one"
     )
 
 
-def test_weights_of_others_are_not_loaded_silently() -> None:
+def test_texts_of_torchtune_are_refused() -> None:
     refused = example("torchtune_full.yaml").told("refused")
-    assert "model.pretrained_model_name_or_path=/data/Llama-3.1-8B" in refused["checkpointer.checkpoint_files"]
-    assert "data.dataset._target_" in refused["dataset.packed"]
+    assert "data.kind=instruction" in refused["dataset.packed"]
 
 
-def test_lora_is_refused_and_epochs_are_asked_for() -> None:
+def test_an_adapter_without_a_folder_is_asked_for_as_are_epochs() -> None:
     read = example("torchtune_lora.yaml")
     assert "model._target_" not in read.words
     assert "optim" not in read.words
+    assert {"model", "adapter"} <= read.asked
     refused = read.told("refused")
-    assert "LoRA is not supported" in refused["model.lora_rank"]
+    assert "adapter=lora" in refused["model.lora_rank"]
     assert "optim.lr=0.002" in refused["optimizer.lr"]
     assert "steps=<1 x samples / batch>" in refused["epochs"]
     assert read.command["steps"] == "<1 x samples / batch>"

@@ -69,7 +69,7 @@ AXOLOTL = [
                 gradient_checkpointing=False, reinit_weights=True, evals_per_epoch=0, fsdp_config=FSDP2) | {"weight_decay": 0.01},
         {"checkpoint.every": 100},
         {**COSINE, **HF, "schedule.warmup": 10, "strategy": "fsdp", "reshard": "forward", "optim.lr": 2e-4, "optim.weight_decay": 0.01, "batch.micro": 4,
-         "batch.accumulate": 1, "steps": 305, "seed": 42, "precision": "bf16", "remat": "none"}, ["reinit_weights"]),
+         "batch.accumulate": 1, "steps": 305, "seed": 42, "precision": "bf16", "remat": "none", "weights": "random"}),
     Row("axolotl-ai-cloud/axolotl examples/qwen2/muon-pretrain-fsdp2.yaml",
         axolotl("Qwen/Qwen2.5-0.5B", 0.02, 4, 1, num_epochs=1, max_steps=305, optimizer="muon", warmup_steps=10, warmup_ratio=None, seed=42, fsdp_config=FSDP2),
         {"optim": "muon", "optim.lr": 0.02, "checkpoint.every": 100},
@@ -85,7 +85,7 @@ AXOLOTL = [
     Row("axolotl-ai-cloud/axolotl examples/gemma2/reward-model.yaml",
         axolotl("google/gemma-2-2b", 2e-4, 2, 4, model_type="AutoModelForSequenceClassification", num_epochs=4, optimizer="adamw_bnb_8bit", remove_unused_columns=False,
                 reward_model=True, tf32=True, gradient_checkpointing=True) | {"bf16": True, "val_set_size": 0.0},
-        {"optim": "adamw", "optim.lr": 2e-4, "steps": 300, "checkpoint.every": 100},
+        {"optim": "adamw", "optim.lr": 2e-4, "steps": 300, "checkpoint.every": 100, "objective": "next_token"},
         {**COSINE, "model": "google/gemma-2-2b", "batch.micro": 2, "batch.accumulate": 4, "precision": "bf16_true", "remat": "full", "optim.lr": 2e-4, "steps": 300},
         ["optimizer", "reward_model"]),
     Row("axolotl-ai-cloud/axolotl examples/mamba/config.yml",
@@ -120,7 +120,7 @@ BITS = {
 
 TORCHTUNE = [
     Row("pytorch/torchtune recipes/configs/llama2/7B_full.yaml", torchtune("torchtune.models.llama2.llama2_7b", 2e-5, 2), TRAINER,
-        {**TUNED, "model": "torchtune.models.llama2.llama2_7b", "batch.micro": 2, "optim.lr": 2e-5}),
+        {**TUNED, "model": "/tmp/model", "batch.micro": 2, "optim.lr": 2e-5}),
     Row("pytorch/torchtune recipes/configs/llama2/7B_full_low_memory.yaml", torchtune("torchtune.models.llama2.llama2_7b", 0, 2, **BITS),
         {"steps": 300, "optim": "adamw", "optim.lr": 1e-5},
         {"batch.micro": 2, "precision": "bf16_true", "clip": None, "remat": "full", "optim": "adamw", "optim.lr": 1e-5, "schedule": "constant", "schedule.warmup": 0,
@@ -140,12 +140,14 @@ TORCHTUNE = [
                   fsdp_cpu_offload=False), TRAINER,
         {**TUNED, "strategy": "fsdp", "mesh.tp": 8, "batch.micro": 4, "compile": "blocks", "optim.lr": 2e-5}),
     Row("pytorch/torchtune recipes/configs/llama3_2/1B_lora.yaml",
-        torchtune("torchtune.models.llama3_2.lora_llama3_2_1b", 3e-4, 4, gradient_accumulation_steps=8, enable_activation_checkpointing=False,
+        torchtune("", 3e-4, 4, gradient_accumulation_steps=8, enable_activation_checkpointing=False,
                   lr_scheduler={"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup", "num_warmup_steps": 100},
-                  optimizer={"_component_": "torch.optim.AdamW", "fused": True, "weight_decay": 0.01, "lr": 3e-4}),
-        {"model": "gpt", "steps": 300},
-        {**TUNED, "batch.micro": 4, "batch.accumulate": 8, "remat": "none", "optim.lr": 3e-4, "schedule": "cosine", "schedule.warmup": 100, "schedule.floor": 0.0},
-        ["model._component_"]),
+                  optimizer={"_component_": "torch.optim.AdamW", "fused": True, "weight_decay": 0.01, "lr": 3e-4})
+        | {"model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj", "v_proj", "output_proj"], "apply_lora_to_mlp": True,
+                     "apply_lora_to_output": False, "lora_rank": 64, "lora_alpha": 128, "lora_dropout": 0.0}},
+        TRAINER,
+        {**TUNED, "batch.micro": 4, "batch.accumulate": 8, "remat": "none", "optim.lr": 3e-4, "schedule": "cosine", "schedule.warmup": 100, "schedule.floor": 0.0,
+         "model": "/tmp/model", "adapter": "lora", "adapter.rank": 64, "adapter.alpha": 128, "adapter.targets": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
 ]  # fmt: skip
 
 AC = {"mode": "selective", "selective_ac_option": "op"}

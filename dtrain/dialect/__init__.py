@@ -14,12 +14,22 @@ from dtrain.config import files
 from dtrain.config.schema import GROUPS, LISTS, WORDS
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
-from dtrain.dialect.read import read
+from dtrain.dialect.read import ARGUMENTS, read
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage import store
 
-DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune", "wandb")
+DIALECTS = (
+    "accelerate",
+    "axolotl",
+    "deepspeed",
+    "lightning",
+    "ray",
+    "torchtitan",
+    "torchtune",
+    "transformers",
+    "wandb",
+)
 
 
 class Dialect(Protocol):
@@ -52,6 +62,8 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
         )
     if "scaling_config" in tree and "trainer" in tree:
         return "ray"  # Ray runs Lightning's Trainer on its workers
+    if set(ARGUMENTS) & set(tree):
+        return "transformers"  # a class of its own: arguments may have the names of others
     if len(candidates) > 1:
         raise WordsError(f"{place}: could be a file of {' or '.join(candidates)}. Type as={candidates[0]}.")
     return candidates[0]

@@ -1,5 +1,5 @@
-"""Tools that are recognised but not imported, and the words to type instead: Hugging Face's TrainingArguments, litgpt,
-Composer, and torchtitan's Python configs.
+"""Tools that are recognised but not imported, and the words to type instead: LLaMA-Factory, other classes of Hugging
+Face's TrainingArguments, litgpt, Composer, and torchtitan's Python configs.
 """
 
 import ast
@@ -9,9 +9,11 @@ from typing import Any
 from dtrain.dialect.ledger import Code, flatten, names, show
 from dtrain.errors import WordsError
 
-ARGUMENTS = names("TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfig GRPOConfig RewardConfig")
+ARGUMENTS = names("Seq2SeqTrainingArguments GRPOConfig RewardConfig KTOConfig")
 MARKS = names("per_device_train_batch_size per_device_eval_batch_size num_train_epochs remove_unused_columns do_train")
 """Keys that only TrainingArguments has: https://huggingface.co/docs/transformers/main_classes/trainer"""
+FOREIGN = names("finetuning_type class")
+"""Keys of LLaMA-Factory, and of a class that is not imported."""
 WORDS = {
     "per_device_train_batch_size": "microbatch", "gradient_accumulation_steps": "accumulate",
     "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
@@ -29,10 +31,7 @@ WORDS_BY_VALUE = {
     ("lr_scheduler_type", "constant_with_warmup"): "schedule=constant",
     ("lr_scheduler_type", "constant"): "schedule=constant schedule.warmup=0", ("optim", "adafactor"): "optim=adafactor",
 }  # fmt: skip
-MODEL = (
-    "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path=<name> "
-    "trust=[transformers]"
-)
+MODEL = "model=hf model.name=<name>"
 
 
 LITGPT = {
@@ -111,7 +110,7 @@ def _refuse_tools(tree: Mapping[str, Any], place: str) -> None:
 def refuse(tree: Mapping[str, Any], place: str) -> None:
     """Raises WordsError, with the words to type, for a tree of a recognised tool that dtrain does not import."""
     _refuse_tools(tree, place)
-    if not MARKS & set(tree) or "base_model" in tree:  # axolotl has some of the names
+    if not MARKS & set(tree) or not FOREIGN & set(tree):
         return
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
     suggested = _suggested(tree, WORDS)
@@ -122,7 +121,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
         suggested.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
     raise WordsError(
         f"{place}: dtrain does not import TrainingArguments of {whose}. Type {' '.join(suggested)}, the data, and "
-        f"{MODEL}, which lets any code of transformers run with your permissions."
+        f"{MODEL}."
     )
 
 
@@ -130,7 +129,7 @@ def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]]
     """Raises WordsError for a Python file of such a tool; `arguments` maps a called name to its arguments."""
     for name, values in arguments.items():
         if name in ARGUMENTS:
-            refuse({"do_train": True, **values}, place)
+            refuse({"do_train": True, "class": name, **values}, place)
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     packages = [(node.module or "").split(".")[0] for node in imports]
     for node, package in zip(imports, packages, strict=True):

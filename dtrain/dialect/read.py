@@ -30,6 +30,10 @@ CALLS = {
     "DataParallelTrainer": "ray_trainer",
 }
 """Calls that configure a run -> the key of their arguments in the tree."""
+ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
+"""Classes of Hugging Face whose arguments configure a run, wherever they are called."""
+TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
+"""Those of them that TRL has load the model that they are given a name of."""
 DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
@@ -184,6 +188,8 @@ def _python(text: str, place: str) -> Any:
     script = _Script(module)
     tree: dict[str, Any] = {}
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    if any(_last(call.func) in ARGUMENTS for call in made):
+        return _hugging_face(script, made)
     foreign = {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}
     others.refuse_python(module, foreign, place)
     read = [(call, script.arguments(call)) for call in made if _last(call.func) in CALLS]
@@ -196,6 +202,22 @@ def _python(text: str, place: str) -> Any:
     for name, value in tree.pop("ray_trainer", {}).items():
         tree["train_loop_per_worker" if name == "args.0" else name] = value
     return _cli_defaults(tree, place) if "cli" in tree else tree
+
+
+def _hugging_face(script: "_Script", made: Collection[ast.Call]) -> dict[str, Any]:
+    """Return the arguments of Hugging Face's classes by class, and the class and name of the model."""
+    tree: dict[str, Any] = {}
+    for call in made:
+        name, arguments = _last(call.func), script.arguments(call)
+        if name == "from_pretrained" and isinstance(call.func, ast.Attribute) and "For" in _last(call.func.value):
+            place = arguments.get("args.0", arguments.get("pretrained_model_name_or_path"))
+            more = {key: value for key, value in arguments.items() if value is not place}
+            name, arguments = "model", {"class": _last(call.func.value), "name": place, **more}
+        elif name in TRAINERS and isinstance(arguments.get("model"), str) and not isinstance(arguments["model"], Code):
+            name, arguments = "model", {"name": arguments["model"]}
+        if name in ("model", "LoraConfig", *ARGUMENTS):
+            tree[name] = _merge(tree[name], arguments) if name in tree else arguments
+    return tree
 
 
 def _merge(one: Any, other: Any) -> Any:

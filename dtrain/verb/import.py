@@ -6,7 +6,8 @@ code in the file is run.
     dtrain import train.py as=lightning              if the tool cannot be recognised
 
 It reads DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, the config of a W&B
-sweep, and the calls of Lightning's and Ray's Trainer and configs in a Python file, or the same as YAML.
+sweep, and the calls of Lightning's and Ray's Trainer and configs, and of Hugging Face's TrainingArguments, in a Python
+file, or the same as YAML.
 """
 
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ from dtrain.errors import WordsError
 from dtrain.resolve import resolve
 
 EXAMPLES = sorted(path.name for path in FILES.iterdir())
-PYTHON = {"lightning_script.py": 30, "lightning_fsdp.py": 15, "ray_script.py": 14}
+PYTHON = {"lightning_script.py": 30, "lightning_fsdp.py": 15, "ray_script.py": 14, "transformers_sft.py": 22}
 """Arguments of the calls in them, and classes of objects among those, counted by hand."""
 NAMES = {"ds": "deepspeed"}
 GPUS = {"torchtitan_405b.toml": 8}
@@ -98,7 +98,7 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
         "accelerate": ("mixed_precison", "mixed_precision"), "axolotl": ("gradient_checkpointin", "gradient_checkpointing"), "deepspeed": ("gradient_cliping", "gradient_clipping"),
         "lightning": ("trainer.accumulate_grad_batch", "trainer.accumulate_grad_batches"), "ray": ("num_worker", "num_workers"),
         "torchtitan": ("training.max_nrom", "training.max_norm"), "torchtune": ("log_every_n_step", "log_every_n_steps"),
-        "wandb": ("run_cpa", "run_cap"),
+        "transformers": ("lr_scheduler_typ", "lr_scheduler_type"), "wandb": ("run_cpa", "run_cap"),
     }[dialect]  # fmt: skip
     tree = (
         {"trainer": {key.partition(".")[2]: 1}}

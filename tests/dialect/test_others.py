@@ -11,8 +11,9 @@ from dtrain.errors import WordsError
 ARGUMENTS = "output_dir='o', per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=5e-5, num_train_epochs=3, bf16=True, warmup_ratio=0.03"
 
 
-def test_training_arguments_in_python_are_told_in_words() -> None:
-    text = f"from transformers import Trainer, TrainingArguments\nargs = TrainingArguments({ARGUMENTS}, lr_scheduler_type='cosine')\ntrainer = Trainer(model, args)\n"
+@pytest.mark.parametrize("name", ["Seq2SeqTrainingArguments", "GRPOConfig"])
+def test_other_arguments_in_python_are_told_in_words(name: str) -> None:
+    text = f"from transformers import Trainer, {name}\nargs = {name}({ARGUMENTS}, lr_scheduler_type='cosine')\ntrainer = Trainer(model, args)\n"
     with pytest.raises(WordsError) as raised:
         parse(text.encode(), "train.py")
     for word in (
@@ -25,11 +26,6 @@ def test_training_arguments_in_python_are_told_in_words() -> None:
         "steps=<3 x samples / batch>",
     ):
         assert f" {word}" in str(raised.value), word
-
-
-def test_training_arguments_as_json_are_told_in_words() -> None:
-    with pytest.raises(WordsError, match=r"TrainingArguments of Hugging Face.*microbatch=4 .*steps=100"):
-        recognise({"per_device_train_batch_size": 4, "max_steps": 100, "bf16": False}, "args.json")
 
 
 LITGPT = {

@@ -38,7 +38,7 @@ def test_to_writes_it_and_prints_the_lists(capsys: pytest.CaptureFixture[str], t
         "refused, and what to type instead",
     ]
     assert printed.splitlines()[-1].startswith(f"next  dtrain recipe={to} ")
-    assert "trust=[torchtune]" in printed.splitlines()[-1]
+    assert "out=/data/runs/llama3_1_8B" in printed.splitlines()[-1]
     assert yaml.safe_load(to.read_text())["steps"] == 1500
     assert main(["import", str(FILES / "torchtune_full.yaml"), f"to={to}"]) == 0, "the same again is no harm"
 
@@ -101,18 +101,21 @@ def test_nothing_is_started_for_it() -> None:
 
 
 def test_no_trust_is_named_without_what_it_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "axo.yaml"
-    for text in ("base_model: org/model\nsequence_len: 8\n", "base_model: org/model\nadapter: lora\n"):
-        path.write_text(text)
-        for words in ([str(path), "as=axolotl"], [str(path), "as=axolotl", f"to={tmp_path}/mine.yaml"]):
-            assert run(words) == 0
-            output = capsys.readouterr().out
-            assert (
-                "trust=[transformers]" in output and "lets any code of transformers run with your permissions" in output
-            )
-            (tmp_path / "mine.yaml").unlink(missing_ok=True)
-    path.write_text('{"per_device_train_batch_size": 8, "num_train_epochs": 1}')
-    assert main(["import", str(path)]) == 2
-    assert (
-        "trust=[transformers], which lets any code of transformers run with your permissions" in capsys.readouterr().err
-    )
+    path = tmp_path / "tune.yaml"
+    path.write_text("model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n")
+    for words in ([str(path)], [str(path), f"to={tmp_path}/mine.yaml"]):
+        assert run(words) == 0
+        output = capsys.readouterr().out
+        assert "trust=[torchtune]" in output and "lets any code of torchtune run with your permissions" in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["base_model: org/model\nadapter: lora\n", '{"per_device_train_batch_size": 8, "model_name_or_path": "org/model"}'],
+)
+def test_models_of_the_hub_need_no_trust(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert run([str(path), *(["as=axolotl"] if "adapter" in text else [])]) == 0
+    output = capsys.readouterr().out
+    assert "model.name=org/model" in output and "trust" not in output

@@ -1,0 +1,381 @@
+"""Hugging Face's Trainer and TRL: arguments of TrainingArguments, SFTConfig, DPOConfig and LoraConfig in a Python file,
+of which no line is run, or the first as YAML or JSON:
+https://huggingface.co/docs/transformers/main_classes/trainer
+
+    dtrain import train.py to=mine.yaml
+
+The model is that of `from_pretrained` or of TRL's trainers. The data is made by code, and typed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.dialect import nested, terms
+from dtrain.dialect.axolotl import FSDP, TASKS
+from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, carry_targets, positive
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, number, text, whole
+from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
+from dtrain.dialect.terms import BEHIND, CLIP, decaying, epochs, unknown_optimizer
+
+TITLE = "Hugging Face's Trainer"
+MARKS = names(
+    "TrainingArguments SFTConfig DPOConfig per_device_train_batch_size per_device_eval_batch_size num_train_epochs "
+    "lr_scheduler_type do_train do_eval report_to eval_strategy evaluation_strategy save_strategy logging_strategy"
+)
+SILENT = ("data", "model")
+CLASSES = ("TrainingArguments", "SFTConfig", "DPOConfig")
+RATES = {"TrainingArguments": 5e-5, "SFTConfig": 2e-5, "DPOConfig": 1e-6}
+"""Class -> its default of learning_rate."""
+TRAINER = "default of the class"
+ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+CODE = "the data is made by code. Type data=chat data.path=<rows> data.tokenizer=<name>, or another word for data."
+
+
+def translate(ledger: Ledger) -> None:
+    kind = next((name for name in CLASSES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
+    t = f"{kind}." * bool(kind)
+    for tell in (_model, _adapter):
+        tell(ledger)
+    for tell_of in (_computed, _steps, _precision, _objective, _optimizer, _schedule, _shards):
+        tell_of(ledger, t)
+    if kind in ("SFTConfig", "DPOConfig"):
+        ledger.settle(_remat, f"{t}gradient_checkpointing")
+        ledger.imply({"remat": "full"}, TRAINER)
+    hidden = [key for key in ledger.open() if key.startswith(f"{t}**")]
+    ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *hidden)
+    ledger.apply({f"{t}{name}": rule for name, rule in RULES.items()} | {"model.**": MODEL, "LoraConfig.**": REFUSED})
+    if hidden:
+        for word in ("precision", "optim.lr", "steps"):
+            if word not in ledger.words or word in ledger.implied:
+                ledger.ask(word)
+    defaults = {"optim.lr": RATES.get(kind, 5e-5), "microbatch": 8, "accumulate": 1, "clip": 1.0, "seed": 42}
+    ledger.imply(defaults, TRAINER)
+    if "steps" not in ledger.words and not ledger.asks("steps"):
+        ledger.ask("steps", "3 x samples / batch")
+
+
+def _model(ledger: Ledger) -> None:
+    """Translate the model: its class and its name, or its name alone, which TRL's trainers take."""
+    name, kind = ledger.get("model.name"), str(ledger.get("model.class", "AutoModelForCausalLM"))
+    task = TASKS.get(kind.rpartition("For")[2])
+    if "model.name" not in ledger.leaves:
+        return
+    if task is None or isinstance(name, Code) or not isinstance(name, str):
+        ledger.settle(refused("Type model=hf model.name=<its name> model.task=<what its head is for>."), "model.**")
+        ledger.ask("model", "hf")
+        ledger.ask("model.name", "name of the model")
+        return
+    ledger.carry("model.name", {"model": "hf", "model.name": name, "model.task": task})
+    ledger.settle(unneeded("covered by model.task"), "model.class")
+    quantised = ledger.under("model.quantization_config")
+    if quantised:
+        ledger.settle(refused(WHOLE.format("lora")), *quantised)
+        ledger.ask("adapter", "lora")
+    for name, rule in WEIGHTS.items():
+        ledger.settle(rule, f"model.{name}", f"model.{name}.**")
+
+
+def _adapter(ledger: Ledger) -> None:
+    """Translate peft's LoraConfig."""
+    p = "LoraConfig"
+    if not any(key.startswith(f"{p}.") for key in ledger.leaves):
+        return
+    on_command = ledger.asks("adapter")  # a quantised base
+    dora = ledger.get(f"{p}.use_dora") is True
+    ledger.imply({"adapter": "dora" if dora else "lora"}, "there is a LoraConfig")
+    rule = unneeded("covered by adapter") if on_command else says({"adapter": "dora"})
+    ledger.settle(switched(rule, OFF), f"{p}.use_dora")
+    if ledger.get(f"{p}.use_rslora"):
+        why = "dtrain scales by alpha / rank, rsLoRA by alpha / sqrt(rank). Type adapter.alpha=<lora_alpha x sqrt(r)>."
+        ledger.settle(refused(why, "adapter.alpha"), f"{p}.use_rslora", f"{p}.lora_alpha")
+    for name, word, kind in (
+        ("r", "rank", count),
+        ("lora_alpha", "alpha", positive),
+        ("lora_dropout", "dropout", number),
+    ):
+        ledger.settle(given(to(f"adapter.{word}", kind, command=on_command)), f"{p}.{name}")
+    if not on_command:
+        ledger.imply({"adapter.rank": 8, "adapter.alpha": 8}, "default of peft")
+    key, targets = f"{p}.target_modules", ledger.get(f"{p}.target_modules")
+    plain = (
+        isinstance(targets, list) and targets and all(isinstance(each, str) and each.isidentifier() for each in targets)
+    )
+    if (targets == "all-linear" or plain) and ledger.get(f"{p}.layers_to_transform") is None:
+        note = "" if plain else "all linear layers of the blocks"
+        carry_targets(ledger, key, targets if plain else None, note, on_command)
+    else:
+        why = "peft chooses the layers by the model or by an expression. Type adapter.targets=[<names of layers>]."
+        ledger.settle(refused(why), key, f"{p}.layers_to_transform")
+        ledger.ask("adapter.targets", "[names of layers]")
+    for name, rule in LORA.items():
+        ledger.settle(rule, f"{p}.{name}", f"{p}.{name}.**")
+
+
+ASKED = {
+    "learning_rate": "optim.lr", "max_steps": "steps", "per_device_train_batch_size": "microbatch",
+    "gradient_accumulation_steps": "accumulate", "weight_decay": "optim.weight_decay", "max_grad_norm": "clip",
+    "seed": "seed", "lr_scheduler_type": "schedule", "warmup_steps": "schedule.warmup",
+    "warmup_ratio": "schedule.warmup", "optim": "optim", "adam_beta1": "optim.betas", "adam_beta2": "optim.betas",
+    "adam_epsilon": "optim.eps", "bf16": "precision", "fp16": "precision",
+}  # fmt: skip
+"""Argument -> the word that is asked for where Python computes the argument."""
+
+
+def _computed(ledger: Ledger, t: str) -> None:
+    """Ask for what Python computes, so that no default takes its place."""
+    for name, word in ASKED.items():
+        called = ledger.under(f"{t}{name}.class_path", f"{t}{name}.init_args")
+        for key in [*called, *([f"{t}{name}"] if isinstance(ledger.get(f"{t}{name}"), Code) else [])]:
+            ledger.refuse(key, f"{Code.why}. Type {word}=<value>.")
+            ledger.ask(word)
+
+
+def _steps(ledger: Ledger, t: str) -> None:
+    """max_steps, if set, overrides the epochs."""
+    most = ledger.leaves.get(f"{t}max_steps")
+    if isinstance(most, int) and not isinstance(most, bool) and most > 0:
+        ledger.settle(to("steps", count), f"{t}max_steps")
+        ledger.settle(unneeded("max_steps ends the run"), f"{t}num_train_epochs")
+
+
+def _precision(ledger: Ledger, t: str) -> None:
+    """Translate mixed precision; TRL's classes switch bf16 on by themselves."""
+    for key, word in ((f"{t}bf16", "bf16"), (f"{t}fp16", "fp16")):
+        ledger.settle(given(switched(says({"precision": word}, "weights in fp32"), OFF)), key)
+    trl = t in ("SFTConfig.", "DPOConfig.") and ledger.get(f"{t}bf16") is None and not ledger.get(f"{t}fp16")
+    ledger.imply({"precision": "bf16" if trl else "fp32"}, TRAINER)
+
+
+def _objective(ledger: Ledger, t: str) -> None:
+    """Translate the losses of TRL, and what it makes of rows."""
+    if t == "DPOConfig.":
+        losses = ledger.get(f"{t}loss_type", "sigmoid")
+        (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
+        if loss in ("sigmoid", "hinge", "ipo") and not more:
+            ledger.settle(says({"objective.loss": loss}), f"{t}loss_type")
+        else:
+            ledger.settle(refused("dtrain has sigmoid, hinge and ipo.", "objective.loss"), f"{t}loss_type")
+        ledger.imply({"objective": "dpo", "objective.beta": 0.1}, TRAINER)
+        ledger.settle(given(to("objective.beta", positive)), f"{t}beta")
+        ledger.settle(given(to("objective.label_smoothing")), f"{t}label_smoothing")
+    elif t == "SFTConfig.":
+        answers = ledger.get(f"{t}assistant_only_loss") is True or ledger.get(f"{t}completion_only_loss") is True
+        rule = switched(to("data.train_on", lambda value: "answers", WITH, command=True), unneeded("see data.train_on"))
+        ledger.settle(given(rule), f"{t}assistant_only_loss", f"{t}completion_only_loss")
+        if not answers:
+            ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
+        ledger.settle(switched(to("data.packing", lambda value: "pack", WITH, command=True), OFF), f"{t}packing")
+    if t in ("SFTConfig.", "DPOConfig."):
+        ledger.settle(given(to("data.sequence", count, WITH, command=True)), f"{t}max_length", f"{t}max_seq_length")
+        ledger.command.setdefault("data.sequence", "1024")
+
+
+WITH = "together with data=chat, which you must type"
+
+
+def _optimizer(ledger: Ledger, t: str) -> None:
+    name = str(ledger.get(f"{t}optim", "adamw_torch_fused"))
+    if name not in (*ADAMW, "sgd"):
+        ledger.settle(refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor."), f"{t}optim")
+        unknown_optimizer(ledger, name, ledger.get(f"{t}learning_rate"))
+        option = refused(f"an option of {name}. Type it for the optimizer that you choose.")
+        ledger.settle(option, *(f"{t}{key}" for key in ("learning_rate", "weight_decay", *BETAS, "adam_epsilon")))
+        return
+    ledger.imply({"optim": name.partition("_")[0], "optim.weight_decay": 0.0}, TRAINER)
+    ledger.settle(says({"optim": name.partition("_")[0]}), f"{t}optim")
+    if name == "sgd":
+        ledger.settle(unneeded("sgd has none"), *(f"{t}{key}" for key in (*BETAS, "adam_epsilon")))
+        ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, TRAINER)
+        return
+    betas = [ledger.get(f"{t}{key}", default) for key, default in BETAS.items()]
+    ledger.settle(says({"optim.betas": betas}), *(f"{t}{key}" for key in BETAS))
+    ledger.imply({"optim.betas": betas, "optim.eps": 1e-8}, TRAINER)
+
+
+BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+
+
+def _schedule(ledger: Ledger, t: str) -> None:
+    """Translate the schedule, which is linear by default; a warm-up below 1 is a part of the run."""
+    name, steps = str(ledger.get(f"{t}lr_scheduler_type", "linear")), ledger.words.get("steps")
+    given_keys = [ledger.get(f"{t}{key}") for key in ("warmup_steps", "warmup_ratio")]
+    warmup = next((value for value in given_keys if value and not isinstance(value, Code)), 0)
+    shape = name.removesuffix("_with_warmup")
+    keys = [f"{t}{key}" for key in ("warmup_steps", "warmup_ratio")]
+    why = ""
+    if shape not in ("cosine", "linear", "constant") or isinstance(warmup, bool) or not isinstance(warmup, int | float):
+        why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
+    elif shape == "linear" and (steps is None or 0 < warmup < 1):
+        why = (
+            "a linear decay needs the steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
+        )
+    if why:
+        ledger.settle(refused(why), f"{t}lr_scheduler_type", *keys)
+        ledger.ask("schedule", "wsd for a linear decay, or cosine, constant")
+        return
+    words = decaying(shape, 0 if name == "constant" else warmup, steps)
+    ledger.settle(says({"schedule": words["schedule"]}), f"{t}lr_scheduler_type")
+    for key in keys:
+        if key in ledger.open() and ledger.get(key) == warmup and warmup and name != "constant":
+            ledger.carry(key, {"schedule.warmup": warmup}, BEHIND)
+        elif key in ledger.open():
+            ledger.skip(key, "no warm-up, or another key gives it")
+    ledger.imply(words, TRAINER)
+
+
+def _shards(ledger: Ledger, t: str) -> None:
+    """Choose the strategy: DeepSpeed from its file, FSDP from its arguments, else DDP."""
+    if isinstance(ledger.get(f"{t}deepspeed"), str) and not isinstance(ledger.leaves[f"{t}deepspeed"], Code):
+        nested(ledger, f"{t}deepspeed", "deepspeed", auto="the other arguments")
+        return
+    kinds = ledger.get(f"{t}fsdp")
+    listed = kinds.split() if isinstance(kinds, str) and not isinstance(kinds, Code) else kinds
+    if listed and isinstance(listed, list):
+        ledger.settle(lambda ledger, key, value: FSDP["fsdp"](ledger, key, listed), f"{t}fsdp")
+        for key in ledger.under(f"{t}fsdp_config"):
+            name = key.removeprefix(f"{t}fsdp_config.").removeprefix("fsdp_")
+            ledger.settle(FSDP.get(name, lacking("dtrain has no equivalent. Leave it out.")), key)
+        ledger.imply({"strategy": "fsdp"}, "fsdp is configured")
+    else:
+        ledger.settle(OFF, f"{t}fsdp_config", f"{t}fsdp_config.**")
+        ledger.imply({"strategy": "ddp"}, "one process per GPU, each with a full replica")
+
+
+_remat = switched(says({"remat": "full"}), says({"remat": "none"}))
+MODEL = refused("Type model=hf model.name=<its name>, with model.config={<entry of config.json>: <value>}.")
+WEIGHTS: Mapping[str, Rule] = table(
+    {
+        "dtype torch_dtype": refused(
+            "precision=bf16 has weights in fp32. Type precision=bf16_true for weights in bf16."
+        ),
+        "attn_implementation device_map low_cpu_mem_usage use_cache": unneeded("affects speed and loading only"),
+        "revision": refused("Type model.name=<name>@<revision>."),
+        "trust_remote_code": lacking(
+            "code of the hub is not run. Install its package and type model._target_=<its class> trust=[<its package>]."
+        ),
+        "num_labels": refused("Type model.config={num_labels: <number>}."),
+    }
+)
+LORA: Mapping[str, Rule] = table(
+    {
+        "task_type inference_mode base_model_name_or_path revision auto_mapping peft_type": unneeded(
+            "model=hf says it"
+        ),
+        "bias": chosen({"none": OFF}, lacking("beside an adapter nothing is trained. Leave it out.")),
+        "init_lora_weights": chosen({True: unneeded("A is drawn as by peft and B is zero")}, REFUSED),
+        "modules_to_save trainable_token_indices target_parameters": lacking(
+            "beside an adapter no other parameter is trained. Leave it out, or type adapter=none to train all."
+        ),
+        "use_rslora": OFF,
+    }
+)
+
+
+def _every(word: str, strategy: str) -> Rule:
+    """Carry an interval in steps over, unless the strategy is not by steps."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        section = key.rpartition(".")[0]
+        by = str(ledger.get(f"{section}.{strategy}".removeprefix("."), "steps")).lower()
+        if by in ("steps", "intervalstrategy.steps"):
+            to(word, count)(ledger, key, value)
+        else:
+            ledger.skip(key, f"{strategy}={by} does not use it")
+
+    return rule
+
+
+def _by(word: str) -> Rule:
+    return chosen(
+        {"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, "only the last step")},
+        refused(f"the file does not give the samples of an epoch. Type {word}=<samples / batch>."),
+    )
+
+
+KEYS: Mapping[str, Any] = {
+    "output_dir": terms.output,
+    "per_device_train_batch_size": to("microbatch", count, "samples per forward on one rank"),
+    "per_device_eval_batch_size eval_accumulation_steps": unneeded("evaluation uses the microbatch size"),
+    "gradient_accumulation_steps": to("accumulate", count),
+    "learning_rate": to("optim.lr"),
+    "weight_decay": to("optim.weight_decay"),
+    "adam_beta1 adam_beta2 optim lr_scheduler_type warmup_steps warmup_ratio": REFUSED,
+    "adam_epsilon": to("optim.eps"),
+    "max_grad_norm": CLIP,
+    "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
+    "num_train_epochs": epochs(),
+    "seed": to("seed", whole),
+    "data_seed": lacking("seed orders the data too. Leave it out."),
+    "logging_steps": to("log.every", count),
+    "eval_steps": _every("evaluate.every", "eval_strategy"),
+    "save_steps": _every("checkpoint.every", "save_strategy"),
+    "save_total_limit": to("checkpoint.keep", count),
+    "eval_strategy evaluation_strategy": _by("evaluate.every"),
+    "save_strategy": _by("checkpoint.every"),
+    "logging_strategy": chosen({"steps": OFF}, unneeded("every step has a row in metrics.jsonl")),
+    "gradient_checkpointing": switched(says({"remat": "full"}), OFF),
+    "gradient_checkpointing_kwargs gradient_checkpointing_kwargs.** activation_checkpointing_kwargs "
+    "activation_checkpointing_kwargs.**": unneeded("results are the same"),
+    "activation_checkpointing": lacking("type remat=full."),
+    "bf16 fp16": REFUSED,
+    "full_determinism": terms.DETERMINISTIC,
+    "use_cpu": switched(says({"backend": "gloo"}), OFF),
+    "parallelism_config parallelism_config.** accelerator_config accelerator_config.**": lacking(
+        "type mesh.dp_shard, mesh.tp and mesh.cp, and strategy=fsdp."
+    ),
+    "train_sampling_strategy": chosen({"random": OFF}, refused("samples are shuffled with the seed. Leave it out.")),
+    "torch_compile": terms.COMPILE,
+    "torch_compile_backend torch_compile_mode": unneeded("inductor compiles the blocks"),
+    "tf32": lacking(
+        "fp32 products do not use TF32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
+    ),
+    "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
+    "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),
+    "report_to": chosen(
+        {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
+        refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
+    ),
+    "push_to_hub hub_model_id": lacking("type dtrain checkpoint export out=<run> to=hf://<name> after training."),
+    "resume_from_checkpoint": unneeded("resume=auto resumes if there is a checkpoint"),
+    "disable_dropout": switched(
+        unneeded("models of the hub have none by default"), refused("type model.config={<its dropout>: 0.1}.")
+    ),
+    "loss_weights ld_alpha use_weighting sync_ref_model router_aux_loss_coef model_init_kwargs.** trust_remote_code "
+    "optim_target_modules label_smoothing_factor neftune_noise_alpha use_liger_kernel optim_args "
+    "lr_scheduler_kwargs lr_scheduler_kwargs.** model_init_kwargs liger_kernel_config liger_kernel_config.** "
+    "auto_find_batch_size group_by_length": lacking("dtrain has no equivalent. Leave it out."),
+    "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
+    "metric_for_best_model "
+    "greater_is_better eval_on_start eval_delay save_safetensors save_only_model overwrite_output_dir "
+    "average_tokens_across_devices hub_strategy hub_token hub_private_repo ddp_timeout ddp_find_unused_parameters "
+    "remove_unused_columns label_names prediction_loss_only dataloader_drop_last dataloader_pin_memory "
+    "dataloader_prefetch_factor dataloader_persistent_workers dataloader_num_workers local_rank use_cache "
+    "batch_eval_metrics bf16_full_eval fp16_full_eval dataloader_in_order dataloader_multiprocessing_context "
+    "ddp_backend ddp_broadcast_buffers ddp_static_graph debug enable_jit_checkpoint eval_do_concat_batches "
+    "eval_use_gather_object "
+    "hub_always_push hub_revision ignore_data_skip include_for_metrics length_column_name log_level_replica "
+    "log_on_each_node logging_nan_inf_filter restore_callback_states_from_checkpoint save_on_each_node "
+    "trackio_bucket_id trackio_space_id trackio_static_space_id shuffle_dataset discopop_tau f_alpha_divergence_coef "
+    "precompute_ref_batch_size ref_model_mixup_alpha ref_model_sync_steps "
+    "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics torch_empty_cache_steps": unneeded(
+        "an option of the Trainer's own loop"
+    ),
+    "deepspeed fsdp fsdp_config fsdp_config.**": lacking("type strategy=fsdp or strategy=zero3."),
+    "max_length max_seq_length packing assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
+    "label_smoothing dataset_num_proc dataset_kwargs dataset_kwargs.** chat_template_path eos_token pad_token": refused(
+        CODE
+    ),
+    "truncation_mode": chosen({"keep_start": OFF}, refused("a longer row loses its end. Leave it out.")),
+    "f_divergence_type": chosen({"reverse_kl": OFF}, refused("dtrain has the reverse KL. Leave it out.")),
+    "padding_free precompute_ref_log_probs pad_to_multiple_of activation_offloading packing_strategy eval_packing": (
+        unneeded("affects speed and memory only")
+    ),
+    "model_name_or_path": to("model.name", text, further={"model": "hf"}),
+    "torch_dtype dtype attn_implementation": unneeded("precision determines the dtypes"),
+    "dataset_name dataset_config": refused(CODE),
+    "use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_task_type use_dora use_rslora "
+    "lora_modules_to_save load_in_4bit load_in_8bit": lacking(
+        "type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha> adapter.targets=<names of layers>."
+    ),
+}
+RULES = table(KEYS)

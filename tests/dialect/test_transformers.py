@@ -1,0 +1,138 @@
+"""Hugging Face's Trainer and TRL, against the classes themselves."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from imported import Imported, example, imported
+from transformers import TrainingArguments
+
+from dtrain.dialect.transformers import RATES, RULES
+
+DPO = "from trl import DPOConfig\nfrom transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({model})\nargs = DPOConfig({arguments})\n"
+
+
+def script(folder: Path, arguments: str, name: str = "TrainingArguments", more: str = "") -> Imported:
+    path = folder / "train.py"
+    path.write_text(
+        f"from transformers import {name}\nraise SystemExit('not run')\nargs = {name}({arguments})\n{more}\n"
+    )
+    return imported(path)
+
+
+def test_sft_with_lora() -> None:
+    read = example("transformers_sft.py")
+    assert read.words == {
+        "model": "hf", "model.name": "Qwen/Qwen2.5-0.5B-Instruct", "model.task": "causal_lm",
+        "adapter": "lora", "adapter.rank": 16, "adapter.alpha": 32, "adapter.dropout": 0.05, "adapter.targets": ["q_proj", "v_proj"],
+        "steps": 300, "precision": "bf16", "optim": "adamw", "optim.weight_decay": 0.0, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8, "optim.lr": 2e-4,
+        "schedule": "cosine", "schedule.warmup": 10, "schedule.floor": 0.0, "strategy": "ddp", "remat": "full", "microbatch": 4, "accumulate": 2, "log.every": 5,
+        "evaluate.every": 50, "checkpoint.keep": 2, "clip": 1.0, "seed": 42,
+    }  # fmt: skip
+    assert read.command == {"data.train_on": "answers", "data.packing": "pack", "data.sequence": 2048, "out": "tuned"}
+    assert not read.told("refused")
+
+
+def test_arguments_as_json() -> None:
+    read = example("transformers_args.json")
+    assert read.words["strategy"] == "fsdp" and read.words["model.name"] == "me/small"
+    assert read.words["optim.betas"] == [0.9, 0.95] and read.words["precision"] == "bf16"
+    assert read.asked == {"steps"}
+
+
+def test_every_argument_of_the_class_has_a_rule() -> None:
+    assert {field.name for field in dataclasses.fields(TrainingArguments)} - {*RULES} == set()
+
+
+def test_defaults_are_those_of_the_class(tmp_path: Path) -> None:
+    theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    words = script(tmp_path, "max_steps=100").words
+    assert words["optim.lr"] == RATES["TrainingArguments"] == theirs["learning_rate"]
+    assert words["optim.betas"] == [theirs["adam_beta1"], theirs["adam_beta2"]]
+    named = {
+        "optim.eps": "adam_epsilon", "optim.weight_decay": "weight_decay", "microbatch": "per_device_train_batch_size", "clip": "max_grad_norm",
+        "accumulate": "gradient_accumulation_steps", "seed": "seed", "schedule.warmup": "warmup_steps",
+    }  # fmt: skip
+    assert {word: words[word] for word in named} == {word: theirs[name] for word, name in named.items()}
+    assert theirs["lr_scheduler_type"] == "linear" and words["schedule"] == "wsd" and words["schedule.decay"] == 100
+    assert theirs["optim"] == "adamw_torch_fused" and words["optim"] == "adamw" and words["precision"] == "fp32"
+
+
+@pytest.mark.campaign("documents")
+def test_defaults_of_trl_are_those_of_its_classes() -> None:
+    import trl
+
+    for name in ("SFTConfig", "DPOConfig"):
+        fields = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
+        assert fields["learning_rate"] == RATES[name] and fields["gradient_checkpointing"] is True
+        assert fields["bf16"] is None and fields["max_length"] == 1024
+        assert {*fields} - {*RULES} == set()
+    assert fields["beta"] == 0.1
+
+
+def test_dpo(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        DPO.format(
+            model="'me/tuned', dtype='bfloat16'",
+            arguments="beta=0.2, loss_type=['ipo'], max_steps=9, lr_scheduler_type='constant'",
+        )
+    )
+    read = imported(path)
+    assert {word: value for word, value in read.words.items() if word.startswith(("objective", "model"))} == {
+        "objective": "dpo", "objective.loss": "ipo", "objective.beta": 0.2, "model": "hf", "model.name": "me/tuned", "model.task": "causal_lm",
+    }  # fmt: skip
+    assert read.words["optim.lr"] == 1e-6 and read.words["schedule.warmup"] == 0
+    assert "bf16_true" in read.told("refused")["model.dtype"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "asked"),
+    [
+        ("num_train_epochs=2, lr_scheduler_type='cosine'", "", {"steps"}),
+        ("lr_scheduler_type='cosine'", "", {"steps"}),
+        ("num_train_epochs=2", "", {"steps", "schedule"}),
+        ("max_steps=5, optim='paged_adamw_8bit'", "", {"optim", "optim.lr"}),
+        ("max_steps=5, learning_rate=float(lr)", "", {"optim.lr"}),
+        ("max_steps=5, bf16=torch.cuda.is_bf16_supported()", "", {"precision"}),
+        ("max_steps=n * 2, learning_rate=lr, warmup_ratio=w, lr_scheduler_type='cosine'", "", {"steps", "optim.lr", "schedule.warmup"}),
+        ("max_steps=5, **more()", "", {"precision", "optim.lr"}),
+        ("max_steps=5", "AutoModelForCausalLM.from_pretrained(args.model)", {"model", "model.name"}),
+        ("max_steps=5", "LoraConfig(r=4, target_modules='.*q')", {"adapter.targets"}),
+        ("max_steps=5", "LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=['q'])", {"adapter.alpha"}),
+        ("max_steps=5", "AutoModelForCausalLM.from_pretrained('a', quantization_config=Four(load=1))", {"adapter"}),
+    ],
+)  # fmt: skip
+def test_what_the_file_does_not_say_is_asked_for(arguments: str, more: str, asked: set[str], tmp_path: Path) -> None:
+    read = script(tmp_path, arguments, more=more)
+    assert read.asked - {"data.train_on"} == asked
+    assert {word for word in asked if read.ledger.words[word] != "???"} == set()
+
+
+def test_the_adapter_of_a_quantised_base_is_on_the_command_line(tmp_path: Path) -> None:
+    more = "AutoModelForCausalLM.from_pretrained('a', quantization_config=Four(load=1))\nLoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules=['q'])"
+    read = script(tmp_path, "max_steps=5", more=more)
+    assert {word: value for word, value in read.command.items() if word.startswith("adapter")} == {
+        "adapter": "<lora>", "adapter.rank": 4, "adapter.alpha": 8, "adapter.targets": "[q]",
+    }  # fmt: skip
+    assert not [word for word in read.words if word.startswith("adapter")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("eval_strategy='no', eval_steps=7", {"evaluate.every": 0}),
+        ("eval_strategy='epoch', eval_steps=7", {}),
+        ("eval_steps=7", {"evaluate.every": 7}),
+        ("max_grad_norm=0", {"clip": None}),
+        ("fp16=True", {"precision": "fp16"}),
+        ("fsdp='shard_grad_op'", {"strategy": "fsdp", "strategy.reshard": "never"}),
+        ("warmup_steps=0.1, lr_scheduler_type='cosine'", {"schedule.warmup": 0.1}),
+    ],
+)
+def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:
+    read = script(tmp_path, f"max_steps=50, {arguments}")
+    assert {word: read.words.get(word, "none") for word in words} == words
+    assert words or "evaluate.every" not in read.words
+    assert read.plan(tmp_path).steps == 50

@@ -164,7 +164,7 @@ def _drawn(settings: Mapping[str, Any], *, is_grid: bool) -> tuple[Any, set[str]
         if not isinstance(values, list) or not values:
             raise ValueError("a list of values is missing")
         return values, {"values"}
-    if kind not in INTERVALS:
+    if not isinstance(kind, str) or kind not in INTERVALS:
         raise ValueError(f"dtrain does not draw from the distribution {show(kind)}")
     low, high = (_bound(settings, name) for name in ("min", "max"))
     if not low < high:

@@ -327,7 +327,7 @@ KEYS: Mapping[str, Any] = {
     "torch_compile": terms.COMPILE,
     "torch_compile_backend torch_compile_mode": unneeded("inductor compiles the blocks"),
     "tf32": lacking(
-        "fp32 products do not use TF32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
+        "in place of precision=fp32 type precision=tf32; bf16 and fp16 leave few products of fp32.", "auto"
     ),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),

@@ -203,7 +203,7 @@ def _reads(plan: Plan, block: Block, machine: Machine) -> float:
     moves 1 / K + 1 / N elements for each multiply-add, in bf16 as many bytes as operations (the roofline model,
     https://doi.org/10.1145/1498765.1498785).
     """
-    sizes = [(weight.count, gathered(plan, weight)[-2:]) for weight in block.weights if weight.product]
+    sizes = [(weight.count, gathered(plan, weight)[-2:]) for weight in block.weights if weight.product and weight.count]
     if not sizes:
         return 0.0
     each = sum(count * sum(1 / side for side in shape) for count, shape in sizes) / sum(count for count, _ in sizes)

@@ -1,5 +1,7 @@
 """Times against arithmetic that can be done by hand."""
 
+from dataclasses import replace
+
 import pytest
 from small import composed
 
@@ -9,6 +11,7 @@ from dtrain.planned import Plan
 from dtrain.predict.collectives import Call
 from dtrain.predict.formulas import shapes as shapes_of
 from dtrain.predict.memory import memory
+from dtrain.predict.shapes import Weight
 from dtrain.predict.time import LINK, Time, at_peak, call_seconds, time
 from dtrain.predict.view import Group, groups
 from dtrain.resolve import resolve
@@ -124,6 +127,17 @@ def test_a_step_on_a_cpu_never_takes_less_than_python_does() -> None:
     assert 1e-4 < tiny.seconds < deep.seconds < parts.seconds < 1e-2 and tiny.starting > 0.9 * tiny.seconds
     large = timed(planned("data=synthetic model.width=1024 model.layers=8 model.heads=8 batch=16"))
     assert large.starting < 0.01 * large.seconds
+
+
+def test_a_weight_without_numbers_takes_no_time() -> None:
+    plan = planned(f"{B8} nodes=1 batch=8")
+    shapes = shapes_of(plan)
+    assert shapes
+    block, *others = shapes.blocks
+    empty = replace(block, weights=(*block.weights, Weight("empty", (0, 4), product=True)))
+    more = replace(shapes, blocks=(empty, *others))
+    times = [time(plan, each, memory(plan, each), build(plan.cluster)) for each in (shapes, more)]
+    assert times[0] and times[1] and times[0].products == times[1].products
 
 
 def test_mfu_of_measured_seconds_counts_as_that_of_the_predicted_ones() -> None:

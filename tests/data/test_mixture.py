@@ -245,7 +245,14 @@ SMALL = (
 
 
 @pytest.mark.campaign("kills")
-@pytest.mark.parametrize("words", [("strategy=single",), ("strategy=ddp", "devices=2"), ("strategy=ddp", "devices=3")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("strategy=single",), marks=pytest.mark.slow),
+        pytest.param(("strategy=ddp", "devices=2"), marks=pytest.mark.slow),
+        ("strategy=ddp", "devices=3"),
+    ],
+)
 def test_a_run_that_is_killed_five_times_is_the_untouched_one(words: tuple[str, ...], tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.parquet", rows(37, first=100))
     of = f"data.of={{a: {{data: jsonl, path: {a}, inputs: x, targets: label}}, b: {{data: parquet, path: {b}, inputs: x, targets: label}}}}"

@@ -55,7 +55,7 @@ def losses(folder: Path, out: str, *words: str, address: str = "") -> list[Any]:
 
 
 @pytest.mark.campaign("network")
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_world_has_the_losses_of_the_same_rows_without_ray(
     world: int, tmp_path: Path, cluster: Cluster, files: Path
 ) -> None:

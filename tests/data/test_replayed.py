@@ -260,7 +260,7 @@ def test_a_run_ends_with_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("make", ["make", "plain"])
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize("strategy", [pytest.param("single", marks=pytest.mark.slow), "ddp"])
 def test_killed_ten_times_each_row_comes_once(
     make: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

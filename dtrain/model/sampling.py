@@ -1,7 +1,6 @@
 """Text from a model, token by token."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +27,10 @@ def complete(
     """`prompt` and what `answers` gives for it alone. `show` is called with all tokens so far after each new one."""
     begun = list(prompt)
     shown = None if show is None else lambda new: show(begun + new)
-    options: dict[str, Any] = {
-        "tokens": tokens,
-        "context": context,
-        "temperature": temperature,
-        "seed": seed,
-        "top_p": top_p,
-    }
-    return begun + answers(forward, [prompt], cache=cache, ends=ends, show=shown, **options)[0]
+    return begun + answers(
+        forward, [prompt], tokens=tokens, context=context, temperature=temperature, seed=seed, top_p=top_p, cache=cache,
+        ends=ends, show=shown,
+    )[0]  # fmt: skip
 
 
 @torch.no_grad()

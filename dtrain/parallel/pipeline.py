@@ -16,8 +16,8 @@ from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
-from dtrain.parallel.receive import ReceivingStage
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
+from dtrain.parallel.transfers import LeanStage
 from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
 from dtrain.predict.schedule import orders
@@ -81,7 +81,7 @@ class Pipeline(nn.Module):
             keep(self.stages[index].model, names[index], table)
         self.shape, self._group, self._device = shape, mesh.group("pp"), mesh.device
         self._runner: Any = None
-        self._sending = list[ReceivingStage]()
+        self._sending = list[LeanStage]()
         """Stages that start their sends themselves, instead of the schedule."""
         self._checked = False
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
@@ -166,7 +166,7 @@ class Pipeline(nn.Module):
         shapes = [torch.empty_like(x, device="meta", requires_grad=x.is_floating_point()) for x in self._crossing]
         self._crossing = []
         stages = [
-            ReceivingStage(
+            LeanStage(
                 stage, index, len(self.owners), self._device,
                 input_args=(shapes[index],), output_args=(shapes[index + 1],), group=self._group,
             )
@@ -184,7 +184,7 @@ class Pipeline(nn.Module):
             return self._in_order(stages, how)
         return kind(stages[0] if issubclass(kind, schedules.PipelineScheduleSingle) else stages, **how)
 
-    def _in_order(self, stages: list[ReceivingStage], how: Mapping[str, Any]) -> Any:
+    def _in_order(self, stages: list[LeanStage], how: Mapping[str, Any]) -> Any:
         """The actions of a schedule that torch does not have, with the transfers that they need."""
         runner = schedules._PipelineScheduleRuntime(stages, **how)
         actions: dict[int, list[schedules._Action | None]] = {

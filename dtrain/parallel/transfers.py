@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 
-class ReceivingStage(PipelineStage):
+class LeanStage(PipelineStage):
     """A PipelineStage that allocates a buffer when its transfer begins, and lets go of it when the forward or backward
     that reads it begins. With `sends` it also starts its sends itself, instead of the schedule, and lets go of what it
     sent when it sends again.

@@ -204,10 +204,20 @@ def problem(data: Mapping[str, Any], *, resumes: bool, pairs: bool = False) -> s
                 "take its weights alone."
             )
         if all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY:
-            usable(opened(job, urls), data)
+            files = opened(job, urls)
+            usable(files, data)
+            if data.get("bucket") is not None:
+                _check_bucket(files, data["sequence"])
     except (PreflightError, WordsError) as error:
         return str(error)
     return ""
+
+
+def _check_bucket(files: Sequence[TokenFile], sequence: int) -> None:
+    """Raises WordsError if all rows are of one length."""
+    lengths = np.minimum(np.concatenate([file.lengths.max(1) for file in files]), sequence)
+    if (lengths == lengths[0]).all():
+        raise WordsError(f"data.bucket: all rows have {lengths[0]} tokens. Leave data.bucket out.")
 
 
 def usable(files: Sequence[TokenFile], data: Mapping[str, Any]) -> NDArray[np.bool_]:

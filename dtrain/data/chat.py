@@ -45,6 +45,7 @@ class Chat:
         self, *, path: str | Sequence[str], kind: str, columns: Mapping[str, str], split: str | None, tokenizer: str,
         template: str | None, template_args: Mapping[str, Any], date: str | None, train_on: str, sequence: int,
         long: str, padding: str, padding_token: int | None, mask: bool, holdout: float, cache: str | None,
+        bucket: int | None = None,
     ) -> None:  # fmt: skip
         self._words: Mapping[str, Any] = {
             "path": path, "kind": kind, "columns": columns, "split": split, "train_on": train_on, "date": date,
@@ -55,6 +56,7 @@ class Chat:
         self._described = described(tokenizer, template)
         self._tokenizer = Tokenizer(self._described)
         self._padding, self._pad, self._mask, self._holdout = padding, padding_token, mask, holdout
+        self.bucket = bucket
         self._seen: int | None = None
 
     @property
@@ -72,6 +74,10 @@ class Chat:
     def lengths(self) -> Indices:
         """The tokens of each sample, at most data.sequence; of a pair those of the longer one."""
         return self.lengths_of(self.part)
+
+    def sizes(self, index: Indices) -> Indices:
+        """The tokens of some samples."""
+        return self._lengths[self._usable[self.part.original(index)]]
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         return self.batch(self.part.original(index))
@@ -104,8 +110,12 @@ class Chat:
         return files.rendered(self._described, messages, self._words["template_args"], self._words["date"])
 
     def lengths_of(self, split: Scattered) -> Indices:
-        rows = self._usable[split.original(np.arange(len(split)))]
-        lengths: Indices = np.concatenate([file.lengths.max(1) for file in self._files])[rows]
+        return self._lengths[self._usable[split.original(np.arange(len(split)))]]
+
+    @cached_property
+    def _lengths(self) -> Indices:
+        """The tokens of each row, at most data.sequence."""
+        lengths: Indices = np.concatenate([file.lengths.max(1) for file in self._files])
         return np.minimum(lengths, self.sequence)
 
     @property
@@ -214,12 +224,13 @@ def build(
     *, path: str | Sequence[str], kind: str, columns: Mapping[str, str], split: str | None, tokenizer: str,
     template: str | None, template_args: Mapping[str, Any], date: str | None, train_on: str, sequence: int,
     long: str, packing: str, padding: str, padding_token: int | None, mask: bool, holdout: float, cache: str | None,
+    bucket: int | None = None,
 ) -> Chat | PackedChat:  # fmt: skip
     """A Source of conversations, of which several fill a window if they are packed."""
     chat = Chat(
         path=path, kind=kind, columns=columns, split=split, tokenizer=tokenizer, template=template,
         template_args=template_args, date=date, train_on=train_on, sequence=sequence, long=long, padding=padding,
-        padding_token=padding_token, mask=mask, holdout=holdout, cache=cache,
+        padding_token=padding_token, mask=mask, holdout=holdout, cache=cache, bucket=bucket,
     )  # fmt: skip
     return PackedChat(chat) if packing == "pack" else chat
 
@@ -242,14 +253,14 @@ class Heldout:
         return self._of.fingerprint
 
     @property
-    def lengths(self) -> Indices:
-        return self._of.lengths_of(self._split)
-
-    @property
     def _split(self) -> Scattered:
         rest = self._of.part.rest()
         assert rest is not None
         return rest
+
+    @property
+    def lengths(self) -> Indices:
+        return self._of.lengths_of(self._split)
 
     def __len__(self) -> int:
         return len(self._split)

@@ -15,12 +15,12 @@ from dtrain.storage.rowindex import folder
 def build(
     *, path: str | Sequence[str], split: str | None, inputs: Pattern | None, targets: str, holdout: float, shift: bool,
     outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
-    transform: Transform | None = None, cache: str | None,
+    bucket: int | None = None, transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a folder that is no dataset."""
     reader = Reader("hf", folder(cache), split=split)
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length, transform=transform, packed=packing == "pack",
+        length=length, transform=transform, packed=packing == "pack", bucket=bucket,
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

@@ -19,7 +19,7 @@ from dtrain.storage.rowindex import File, folder
 def build(
     *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
     outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
-    transform: Transform | None = None, cache: str | None,
+    bucket: int | None = None, transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a file that cannot be read."""
 
@@ -31,6 +31,6 @@ def build(
     reader = Reader("parquet", folder(cache))
     rows = Rows(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
-        length=length, transform=transform, split=split, packed=packing == "pack",
+        length=length, transform=transform, split=split, packed=packing == "pack", bucket=bucket,
     )  # fmt: skip
     return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows

@@ -25,14 +25,14 @@ Pattern = str | Sequence[str]
 class Rows(Dataset):
     """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` divides the first
     rows of the opened files, and their number; by default those to hold out come from everywhere. `packed`: rows have
-    different lengths, and are read by `tokens`.
+    different lengths, and are read by `tokens`. `bucket`: the batches among which they are sorted by length.
     """
 
     def __init__(
         self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
         shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
         transform: Transform | None = None, split: Callable[[Sequence[File], int], Split] | None = None,
-        packed: bool = False,
+        packed: bool = False, bucket: int | None = None,
     ) -> None:  # fmt: skip
         urls = reader.found(path)
         columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
@@ -42,7 +42,7 @@ class Rows(Dataset):
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
         self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
-        self._packed = packed
+        self._packed, self.bucket = packed, bucket
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
@@ -73,6 +73,15 @@ class Rows(Dataset):
     def lengths_of(self, split: Split) -> NDArray[np.int32]:
         """The number of tokens of each row of a split. Raises WordsError if rows are not of tokens."""
         return self._lengths[split.original(np.arange(len(split)))]
+
+    def sizes(self, index: Indices) -> Indices:
+        """The length of the lists of samples, those of the first input that has some."""
+        return self._sizes[self.original(index)]
+
+    @cached_property
+    def _sizes(self) -> Indices:
+        name = rowfile.lists_of(self._files, self._table.columns)
+        return np.concatenate([rowlengths.of(file, name, self._cache) for file in self._files]).astype(np.int64)
 
     @cached_property
     def _lengths(self) -> NDArray[np.int32]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dtrain.data import Asking, Batch, Growing, Indices, Noted, Ordered, Source
+from dtrain.data.bucket import Bucketed, Buckets
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
@@ -79,6 +80,7 @@ class Stream:
         self._end = end
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
+        self._buckets = self._sorting()
         one = self._replayed.first() if self._replayed else source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
         self._most = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
@@ -125,6 +127,8 @@ class Stream:
         position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._skipped()}
         later = sorted(first for first in self._passed if first >= self.seen)
         order = {"samples": len(self._source), "seed": self._seed, "order": VERSION}
+        if self._buckets:
+            order["bucket"] = self._buckets.batches
         state = {**position, "passed_over": later, **order, "fingerprint": self._source.fingerprint}
         if self._replayed:
             mark = self._replayed.state(self.seen // self._batch.size)
@@ -143,11 +147,12 @@ class Stream:
         if isinstance(self._source, Growing):
             grown = self._source.as_of(state["fingerprint"]) or []
             self.notes = [*grown, *(self._source.notes if isinstance(self._source, Noted) else [])]
+            self._buckets = self._sorting()
             mine = self.state_dict()
-        for key in ("samples", "fingerprint", "order", "batch"):
-            if state[key] != mine[key]:
+        for key in ("samples", "fingerprint", "order", "batch", "bucket"):
+            if state.get(key) != mine.get(key):
                 raise WordsError(
-                    f"the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
+                    f"the checkpoint was trained on other data ({key} {state.get(key)!r}, here {mine.get(key)!r}). "
                     "Type out=<another place>, or init=<its run> to start from its weights."
                 )
         if self._replayed:
@@ -258,29 +263,51 @@ class Stream:
         the steps before the one that fails, loaded step by step. Raises the error if that is the first.
         """
         try:
-            return [self._take(firsts, asked)], None
+            return self._take(firsts, asked), None
         except Exception as error:
             batches = list[Batch]()
             with suppress(Exception):  # the same again
                 for first in firsts[:-1]:
-                    batches.append(self._take([first]))
+                    batches += self._take([first])
             if not batches:
                 raise
             return batches, error
 
-    def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> Batch:
-        """This rank's samples of the steps that begin at these positions, on the CPU."""
-        batch = asked() if asked else self._source.take(*self._order(self._mine(firsts)))
-        return batch if self._mesh.device.type == "cpu" else {**tree(Tensor.pin_memory, batch)}
+    def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> list[Batch]:
+        """This rank's samples of the steps that begin at these positions, on the CPU: all together, or those of each
+        microbatch where they are sorted by length.
+        """
+        places = self._mine(firsts)
+        if asked:
+            batches = [asked()]
+        else:
+            parts = places.reshape(-1, self._batch.microbatch) if self._buckets else [places]
+            batches = [self._source.take(*self._order(part)) for part in parts]
+        return batches if self._mesh.device.type == "cpu" else [{**tree(Tensor.pin_memory, each)} for each in batches]
 
     def _mine(self, firsts: list[int]) -> Indices:
         local = self._batch.local
         return (np.array(firsts, dtype=np.int64)[:, None] + self._mesh.data_rank * local + np.arange(local)).ravel()
 
     def _order(self, positions: Indices) -> tuple[Indices, Indices]:
+        return self._buckets(positions) if self._buckets else self._unsorted(positions)
+
+    def _unsorted(self, positions: Indices) -> tuple[Indices, Indices]:
         if isinstance(self._source, Ordered):
             return self._source.order(positions, seed=self._seed)
         return samples(positions, n=len(self._source), seed=self._seed)
+
+    def _sorting(self) -> Buckets | None:
+        """The order by length, and a sentence about it in `notes`, if samples are sorted."""
+        source = self._source
+        if not isinstance(source, Bucketed) or source.bucket is None:
+            return None
+        buckets = Buckets(source, self._unsorted, batch=self._batch.size, seed=self._seed)
+        padding, before = buckets.padding(self._batch.microbatch)
+        self.notes.append(
+            f"data.bucket={source.bucket}: {padding:.1%} of the first batches is padding, {before:.1%} without it"
+        )
+        return buckets
 
     def _named(self, index: Indices) -> list[int]:
         if isinstance(self._source, Dataset):

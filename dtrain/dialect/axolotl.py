@@ -228,7 +228,7 @@ KEYS: Mapping[str, Any] = {
         "an option of the data, which you must type"
     ),
     "train_on_inputs": lacking("with data=chat type data.train_on=all."),
-    "group_by_length": lacking("samples are shuffled with the seed. Leave it out."),
+    "group_by_length": lacking("with data=chat type data.padding=longest data.bucket=50."),
     "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling": unneeded(
         "samples are shuffled with the seed"
     ),

@@ -343,7 +343,8 @@ KEYS: Mapping[str, Any] = {
     "loss_weights ld_alpha use_weighting sync_ref_model router_aux_loss_coef model_init_kwargs.** trust_remote_code "
     "optim_target_modules label_smoothing_factor neftune_noise_alpha use_liger_kernel optim_args "
     "lr_scheduler_kwargs lr_scheduler_kwargs.** model_init_kwargs liger_kernel_config liger_kernel_config.** "
-    "auto_find_batch_size group_by_length": lacking("dtrain has no equivalent. Leave it out."),
+    "auto_find_batch_size": lacking("dtrain has no equivalent. Leave it out."),
+    "group_by_length": lacking("with padded rows (data.pad, data.padding=longest) type data.bucket=50."),
     "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
     "metric_for_best_model "
     "greater_is_better eval_on_start eval_delay save_safetensors save_only_model overwrite_output_dir "

@@ -51,6 +51,7 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check padded rows: some layouts need rows of one fixed length, which the mesh must divide."""
     mesh, data = draft["mesh"], config.data
+    yield from _bucketed(config)
     if data.get("packing") == "pack":
         yield from _packed(config)
         return
@@ -89,6 +90,27 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
             "sequence. Leave it out for a causal model, which never attends to the padding after a row, or leave "
             "mesh.cp out."
         )
+
+
+def _bucketed(config: Config) -> Iterable[str]:
+    """Refuse data.bucket where it would save no padding."""
+    data = config.data
+    for name, part in (data.get("of") or {}).items():
+        if isinstance(part, Mapping) and part.get("bucket") is not None:
+            yield f"data.of.{name}.bucket: the batches of a mixture have samples of all its sources. Leave it out."
+    if data.get("bucket") is None:
+        return
+    key = f"data.bucket={data['bucket']}"
+    if data.get("packing") == "pack":
+        yield f"{key}: packed rows fill windows of one length. Leave data.bucket out, or type data.packing=none."
+    elif "padding" in data and data["padding"] != "longest":
+        yield f"{key}: all samples are padded to data.sequence. Type data.padding=longest as well."
+    elif "pad" in data and data["pad"] is None:
+        yield f"{key}: rows are not padded. Type data.pad=<the padding token> as well, or leave data.bucket out."
+    elif data.get("length") is not None:
+        yield f"{key}: all rows are padded to data.length={data['length']}. Leave one of them out."
+    if config.batch == 1:
+        yield f"{key}: a batch of one sample has no padding. Type a larger batch, or leave data.bucket out."
 
 
 def _packed(config: Config) -> Iterable[str]:

@@ -145,6 +145,8 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
             if data.get("packing") == "pack":
                 check_packing(files, columns, reader.cache, data["sequence"])
+            if data.get("bucket") is not None:
+                check_bucket(files, columns, reader.cache)
     except (PreflightError, WordsError) as error:
         return str(error)
     return ""
@@ -167,6 +169,26 @@ def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
             raise WordsError(
                 f"data.packing=pack: column {name} holds {_plural(kind)}. Name one of tokens, lists of whole numbers."
             )
+
+
+def lists_of(files: Sequence[File], columns: Sequence[str]) -> str:
+    """The first of the columns, inputs and then the target, that has lists. Raises WordsError if none has."""
+    known = kinds([file.facts for file in files], columns, text=False)
+    name = next((name for name in columns if known[name].startswith("list of ")), None)
+    if name is None:
+        raise WordsError(
+            f"data.bucket: {', '.join(columns)} hold no lists, so all rows have one length. Leave data.bucket out."
+        )
+    return name
+
+
+def check_bucket(files: Sequence[File], columns: Sequence[str], cache: Path) -> None:
+    """Raises WordsError if rows of these files have one length, as far as that is known before the launch."""
+    name = lists_of(files, columns)
+    if all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY:
+        lengths = np.concatenate([rowlengths.of(file, name, cache) for file in files])
+        if (lengths == lengths[0]).all():
+            raise WordsError(f"data.bucket: all rows of {name} have the length {lengths[0]}. Leave data.bucket out.")
 
 
 def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, window: int) -> None:

@@ -154,6 +154,7 @@ HELD = {
         "python -m dtrain model=cnn": "test_the_commands_of_images_run",
         "python -m dtrain tokenize": "test_the_commands_of_tokens_run",
         "python -m dtrain objective=next_token": "the same",
+        "python -m dtrain data.bucket=50": "test_the_commands_of_data_run",
         "python -m dtrain data=stream": "test_the_commands_of_streams_run",
     },
     "adapters.md": {
@@ -276,11 +277,11 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
     write(tmp_path / "rows/tokens.jsonl", [{"input_ids": [*range(number % 40 + 2)]} for number in range(300)])
     lines = [
         line
-        for begin in ("model=mlp", "data=mixture", "objective=next_token")
+        for begin in ("model=mlp", "data=mixture", "objective=next_token", "data.bucket=50")
         for line in block("docs/data.md", f"python -m dtrain {begin}").splitlines()
     ]
     for number, line in enumerate(lines):
-        small = ["data.sequence=16"] if "model=mlp" not in line else []
+        small = [] if "model=mlp" in line or " data.pad=" in line else ["data.sequence=16"]
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
 

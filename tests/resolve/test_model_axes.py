@@ -241,6 +241,33 @@ def test_packed_rows_need_a_window_and_a_model_that_knows_documents(words: str, 
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("data.pad=0 data.packing=pack data.sequence=8", "packed rows fill windows of one length"),
+        ("batch=8", "rows are not padded. Type data.pad=<the padding token> as well"),
+        ("data.pad=0 data.length=8", "all rows are padded to data.length=8"),
+        ("data.pad=0 batch=1", "a batch of one sample has no padding"),
+        ("data=chat data.tokenizer=tk", "Type data.padding=longest as well"),
+        ("data.pad=0 devices=2 mesh.pp=2", "mesh.pp=2 needs rows of one length"),
+    ],
+)
+def test_samples_are_sorted_by_length_where_that_saves_padding(words: str, why: str) -> None:
+    mine = FILES[1:2] if "chat" in words else FILES
+    with pytest.raises(WordsError) as caught:
+        plan(*mine, *words.split(), "data.bucket=4")
+    assert why in str(caught.value)
+    assert plan(*FILES, "data.pad=0", "data.bucket=4").data["bucket"] == 4
+
+
+def test_a_source_of_a_mixture_is_not_sorted_by_length() -> None:
+    part = "{data: jsonl, path: a.jsonl, inputs: x, targets: x, pad: 0, length: 8, bucket: 4}"
+    with pytest.raises(
+        WordsError, match=r"data\.of\.a\.bucket: the batches of a mixture have samples of all its sources"
+    ):
+        plan("data=mixture", f"data.of={{a: {part}}}", "data.weights={a: 1}", *FILES[4:])
+
+
 def test_packed_rows_are_of_one_length_for_every_layout() -> None:
     for words in ("mesh.cp=2", "mesh.pp=2", "mesh.tp=2 tensor.sequence=split", "model=moe"):
         made = plan(*FILES, "devices=2", "data.packing=pack", "data.sequence=8", *words.split())

@@ -1,5 +1,5 @@
 """Fills a model with the weights that others trained: each rank reads the bytes of its own shards, wherever the tensors
-lie, and no tensor changes before all ranks agree that everything is there.
+lie, or the ranks read them together (`exchange`). No tensor changes before all ranks agree that everything is there.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dtrain.checkpoint import exchange
 from dtrain.checkpoint.conversions import converted, whole_of
 from dtrain.checkpoint.format import Entry
 from dtrain.checkpoint.load import tensor_of
@@ -21,7 +22,7 @@ from dtrain.checkpoint.shards import ShardOverlap
 from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.sums import Sums
 from dtrain.mesh import Mesh
-from dtrain.mesh.sharding import local
+from dtrain.mesh.sharding import local, offset
 from dtrain.storage import store
 from dtrain.storage.disk import a_file
 from dtrain.storage.patience import on_disk
@@ -29,8 +30,6 @@ from dtrain.weights import ForeignError, Piece, Stored, Weights, contiguous, nam
 
 STREAMS = 2
 """Pieces that a rank reads at a time; each is in memory beside the model."""
-GAP = 1 << 16
-"""On other storage, bytes between two rows that are read too, because a request costs more."""
 
 
 def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict[str, Any]:
@@ -59,8 +58,27 @@ def take(
     weights, matched = find(weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model))
     check(source, mesh, [*matched.faults, *unlike(weights, matched.sources, wanted)], matched.hint)
     check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
-    mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted, sums))
-    return {name: weights.tensors[theirs] for name, theirs in matched.sources.items()}
+    stored = {name: weights.tensors[theirs] for name, theirs in matched.sources.items()}
+    boxes = exchange.boxes_of(mesh, wanted) if mesh.world > 1 else []
+    together = exchange.shared(stored, boxes)
+    mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted, sums, apart=together))
+    if together:
+        blocks, put = exchange.blocks_of(stored, together, mesh.world), partial(_put, wanted, stored, sums)
+        mesh.on_all(f"load {source}", exchange.Exchange(mesh, blocks, boxes, put).run)
+    return stored
+
+
+def _put(
+    tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], sums: Sums | None,
+    name: str, box: tuple[slice, ...], value: Tensor,
+) -> None:  # fmt: skip
+    """Copy a value into this rank's part of a tensor, and note its sum."""
+    tensor = tensors[name]
+    inside = tuple(slice(a.start - b, a.stop - b) for a, b in zip(box, offset(tensor), strict=True))
+    with torch.no_grad():
+        local(tensor)[inside].copy_(value)
+    if sums:
+        sums.add(name, [part.start for part in box], value, stored[name].shape)
 
 
 class Match(NamedTuple):
@@ -146,18 +164,27 @@ def _opened(source: str, mesh: Mesh, table: Any) -> tuple[Weights, names.Table]:
     return found[0]
 
 
-def fill(weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor], sums: Sums | None = None) -> None:
-    """Copy this rank's part of each tensor, and note its sum. Raises ForeignError if pieces leave a hole."""
+def fill(
+    weights: Weights, sources: Mapping[str, str], wanted: Mapping[str, Tensor], sums: Sums | None = None,
+    *, apart: Collection[exchange.Key] = (),
+) -> None:  # fmt: skip
+    """Copy this rank's part of each tensor, without the pieces `apart`, and note its sum. Raises ForeignError if pieces
+    leave a hole.
+    """
     tasks = list[Callable[[], None]]()
     for name, tensor in wanted.items():
         stored = weights.tensors[sources[name]]
-        pieces = [{"shape": piece.shape, "offset": piece.offset, "piece": piece} for piece in stored.pieces]
+        pieces = [
+            {"shape": piece.shape, "offset": piece.offset, "piece": piece, "key": (name, number)}
+            for number, piece in enumerate(stored.pieces)
+        ]
         overlap = ShardOverlap(tensor, pieces)
         covered = sum(math.prod(part.stop - part.start for part in ours) for _, _, ours in overlap.overlaps)
         if covered != overlap.memory.numel():
             raise ForeignError.during("load", weights.url, f"its pieces do not cover {sources[name]} exactly once")
         note = partial(sums.add, name, shape=stored.shape) if sums else None
-        tasks += [_copy(overlap, number, stored.dtype, note) for number in range(len(overlap.overlaps))]
+        alone = [number for number, (piece, *_) in enumerate(overlap.overlaps) if piece["key"] not in apart]
+        tasks += [_copy(overlap, number, stored.dtype, note) for number in alone]
     with ThreadPoolExecutor(STREAMS) as pool:
         for done in pool.map(lambda task: task(), tasks):
             assert done is None
@@ -220,7 +247,7 @@ def read(piece: Piece, dtype: str, box: tuple[slice, ...]) -> Tensor:
         return _strided(piece, kind)[box]
     begins, count, dims = _rows(piece, box, kind.itemsize)
     gap = begins[1] - begins[0] - count if len(begins) > 1 else 0
-    if gap and not store.is_local(piece.url) and gap <= GAP:
+    if gap and not store.is_local(piece.url) and gap <= exchange.GAP:
         whole = (slice(box[0].start, box[0].stop), *(slice(0, size) for size in piece.shape[1:]))
         return read(piece, dtype, whole)[(slice(None), *box[1:])]
     parts = store.parts(piece.url, begins, count)

@@ -122,7 +122,7 @@ MADE = {
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),
     "bytes of a checkpoint, in the memory of the host": (
-        "checkpoint/adopt.py:read", "checkpoint/export_adapter.py:_empty", "checkpoint/importing.py:part", "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/others.py:Whole.fill", "checkpoint/memory.py:_view",
+        "checkpoint/adopt.py:read", "checkpoint/exchange.py:Exchange._answer", "checkpoint/exchange.py:Exchange._pass_on", "checkpoint/export_adapter.py:_empty", "checkpoint/importing.py:part", "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/others.py:Whole.fill", "checkpoint/memory.py:_view",
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (

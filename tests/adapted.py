@@ -57,20 +57,20 @@ def parts_of(word: str, **changed: Any) -> dict[str, Any]:
     }
 
 
-def twenty_steps(word: str, mesh: tuple[Any, dict[str, int]], **changed: Any) -> dict[str, Any]:
+def steps_of(word: str, mesh: tuple[Any, dict[str, int]], *, steps: int, **changed: Any) -> dict[str, Any]:
     """The run of `few_steps` on a mesh."""
     strategy, degrees = mesh
     world = 1
     for degree in degrees.values():
         world *= degree
     parts, microbatch = parts_of(word, **changed) | {"strategy": strategy}, 8 // world if "pp" in degrees else 4
-    runs = resident(world, partial(few_steps, parts, degrees, steps=20, microbatch=microbatch))
+    runs = resident(world, partial(few_steps, parts, degrees, steps=steps, microbatch=microbatch))
     return joined(runs[:: degrees.get("dp_replicate", 1)]) if "pp" in degrees else runs[0]  # of one replica
 
 
 def trains_alike(word: str, mesh: tuple[Any, dict[str, int]], one: dict[str, Any]) -> None:
     """20 steps on a mesh have the losses, norms and weights of one process, within 2e-6."""
-    run = twenty_steps(word, mesh)
+    run = steps_of(word, mesh, steps=20)
     agree(run, one, tolerance=2e-6)
     assert run["gradients"].keys() == one["gradients"].keys()
 

@@ -79,6 +79,7 @@ def test_a_script_trains_classes_of_its_own(way: str, tmp_path: Path) -> None:
     check(ran.stdout)
 
 
+@pytest.mark.campaign("commands")
 def test_a_notebook_trains_classes_of_a_cell_and_shows_an_exception_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_every_public_name_is_there() -> None:
     commands.python("-c", code, env=environment()).check_returncode()
 
 
+@pytest.mark.often("strategy=ddp mesh.tp=2")
 @pytest.mark.campaign("documents")
 @pytest.mark.parametrize("words", [["strategy=ddp"], ["strategy=fsdp"], ["strategy=ddp", "mesh.tp=2"]], ids=" ".join)
 def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ NAMES = {"Haswell": "Haswell", "Zen": "Haswell", "SkylakeX": "SkylakeX"}
 """What OpenBLAS was asked for -> what it calls its kernels: a Zen has those of Haswell."""
 
 
+@pytest.mark.campaign("commands")
 def test_variables_choose_the_kernels_and_so_the_bits() -> None:
     """Of OpenBLAS in numpy, of ATen, MKL and oneDNN in torch."""
     if len(able()) < 2:

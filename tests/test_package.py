@@ -47,6 +47,7 @@ def names(folder: Path, pattern: str) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if "__pycache__" not in path.parts}
 
 
+@pytest.mark.campaign("commands")
 def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
     for folder in ("conf", "recipes"):
         assert names(unpacked / "dtrain" / folder, "*.yaml") == names(ROOT / folder, "*.yaml")
@@ -58,6 +59,7 @@ def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"dtrain"}
 
 
+@pytest.mark.campaign("commands")
 def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: Path) -> None:
     def output(cwd: Path, **variables: str) -> str:
         done = subprocess.run(
@@ -71,6 +73,7 @@ def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: P
     assert output(tmp_path, PYTHONPATH=str(unpacked)) == installed
 
 
+@pytest.mark.campaign("commands")
 def test_the_wheel_is_the_one_that_ran(unpacked: Path, tmp_path: Path) -> None:
     code = "import dtrain.recipe as r; print(r.folder('conf'))"
     done = subprocess.run(
@@ -90,6 +93,7 @@ def test_the_console_script_is_the_module() -> None:
     assert "verbs" in done.stdout
 
 
+@pytest.mark.campaign("commands")
 def test_the_console_script_sees_the_packages_of_the_working_folder(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "dtrain"
     script.parent.mkdir()

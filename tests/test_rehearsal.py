@@ -67,6 +67,10 @@ def unexpected(found: list[Rehearsed], waits: dict[str, float]) -> list[str]:
     return said
 
 
+@pytest.mark.often(
+    "model=mlp-*", "model=gpt remat=selective-*", "model=gpt on_spike=rewind*", "*zero2*", "model=gpt mesh.?p=2*",
+    "model=gpt optim=muon spike*", "model=moe mesh.ep=2*",
+)  # fmt: skip
 @pytest.mark.parametrize(("words", "waits"), [*((words, {}) for words in FREE), *WAITING.items()], ids=name)
 def test_a_run_on_a_gpu_waits_where_it_is_said_to_wait_and_nowhere_else(
     words: tuple[str, ...], waits: dict[str, float]
@@ -138,6 +142,10 @@ FAULTS: list[tuple[str, Fault, tuple[str, ...]]] = [
 """Name, what is changed, and the words of a run that it breaks or slows."""
 
 
+@pytest.mark.often(
+    "item in the loop", "the guard copies into pageable memory", "a boolean index in the loss",
+    "a pipeline's buffer without a device", "positions of a part on the cpu",
+)  # fmt: skip
 @pytest.mark.parametrize(("fault", "words"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
 def test_a_planted_fault_is_found(fault: Fault, words: tuple[str, ...]) -> None:
     try:

@@ -141,6 +141,7 @@ def test_a_name_that_resolves_anew_is_judged_again(far: Site, monkeypatch: pytes
     assert not far.asked
 
 
+@pytest.mark.campaign("commands")
 def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
     """What is read by the ranks alone, in other processes: there is what the recipe's own server gives, and nothing of another one."""
     near.pages = {

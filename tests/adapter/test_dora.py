@@ -14,6 +14,7 @@ from dtrain.build import build
 one = cache(lambda: few_steps(parts_of("dora"), {}, steps=20))
 
 
+@pytest.mark.often("fsdp 2", "pp 2")  # MORE has the others
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_it_trains_alike_on_every_mesh(mesh: Any) -> None:
     trains_alike("dora", mesh, one())

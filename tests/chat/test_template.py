@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ CALLS = [
 TALKS = [talks.said("What is é 😀?", " Paris \n", "and?", "no"), talks.said("hi", "hello", system=""), CALLS]
 THEIRS = """
 import json, sys
-import trl
+from importlib.util import find_spec
 from pathlib import Path
 from transformers import AutoTokenizer
 folder, talks = sys.argv[1], json.loads(sys.argv[2])
-known = {path.name: path.read_text() for path in sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))}
+place = Path(find_spec("trl").origin).parent / "chat_templates"  # read: to import it takes seconds
+known = {path.name: path.read_text() for path in sorted(place.glob("*.jinja"))}
 texts = {**known, **json.loads(sys.argv[3])}
 tokenizer, answers = AutoTokenizer.from_pretrained(folder), []
 for name, text in texts.items():
@@ -50,7 +52,8 @@ def rendered(text: str, **given: Any) -> str:
 
 
 def test_tokens_and_answers_are_those_of_transformers_for_every_template_that_trl_has(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
+    if find_spec("trl") is None:
+        pytest.skip("trl is not here")
     folder, out = talks.tokenizer(tmp_path / "tk", None), tmp_path / "theirs.json"
     done = commands.python("-c", THEIRS, folder, json.dumps(TALKS), json.dumps(MINE), str(out))
     assert done.returncode == 0, done.stderr

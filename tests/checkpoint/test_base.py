@@ -218,6 +218,7 @@ def rows(folder: Path) -> list[Any]:
     ]
 
 
+@pytest.mark.often("fsdp 2")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("mesh", [(), ("devices=2", "strategy=fsdp", "launcher=local")], ids=["single", "fsdp 2"])
 def test_a_run_resumes_bitwise_and_is_evaluated_without_further_words(mesh: tuple[str, ...], tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_a_rank_killed_in_the_middle_of_a_copy_costs_that_copy_alone(
         assert (step, from_memory) == (4, True)
 
 
+@pytest.mark.often("0")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("lost", ["0", "1"])
 def test_a_node_may_die_with_all_it_held(tmp_path: Path, lost: str) -> None:

@@ -225,6 +225,7 @@ print("APART", float(apart), abs(loss / count / mean - 1), count)
 """
 
 
+@pytest.mark.often("marked", "cut", "completion-llama")
 @pytest.mark.campaign("fuzz")
 @pytest.mark.parametrize(
     ("rows", "template", "words", "theirs"),

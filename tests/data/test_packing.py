@@ -284,6 +284,7 @@ print(json.dumps([abs(loss.item() - other.item()), max(far)]))
 """
 
 
+@pytest.mark.often("sdpa")
 @pytest.mark.campaign("documents")
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_llama_learns_what_the_flattening_collator_of_transformers_has_it_learn(

@@ -82,6 +82,7 @@ def test_messages_are_answered_one_by_one_and_together(tmp_path: Path) -> None:
     assert refused.returncode == 3 and "Did you mean prompt?" in refused.stderr and not refused.stdout
 
 
+@pytest.mark.often("strategy=fsdp devices=2")
 @pytest.mark.campaign("fuzz")
 @pytest.mark.parametrize("mesh", ["strategy=single", "strategy=fsdp devices=2"])
 def test_answers_are_those_of_transformers(mesh: str, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_a_start_that_is_behind_what_comes_to_the_place_ends_and_the_next_goes_o
 SMALL = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=1m none "$TMPDIR" && exec "$@"', "bash"]
 
 
+@pytest.mark.often("False", others=pytest.mark.campaign("kills"))
 @pytest.mark.skipif(not mounts.are_allowed(), reason="this user may make no mount namespace")
 @pytest.mark.parametrize("always", [False, True])
 def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_starting_again(

@@ -39,6 +39,7 @@ def freeze(command: int, target: str) -> int:
     return living[-1]
 
 
+@pytest.mark.often("agent", "rank")
 @pytest.mark.parametrize("target", FROZEN)
 def test_a_frozen_process_is_named_and_replaced(target: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -52,6 +53,7 @@ def test_a_frozen_process_is_named_and_replaced(target: str, tmp_path: Path) -> 
     assert nothing_left(out)
 
 
+@pytest.mark.often("rank")
 @pytest.mark.parametrize("target", ["store", "rank"])
 def test_sigterm_gets_through_to_a_run_of_which_a_process_is_frozen(target: str, tmp_path: Path) -> None:
     """With a rank that does, the other is in a collective with it."""

@@ -89,6 +89,7 @@ def test_the_right_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert facts["ranks"][0]["groups"]["the world"] > 0
 
 
+@pytest.mark.often("sigterm-75")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("fault", "code"), [("sigterm", 75), ("sigint", 130)])
 def test_a_wish_of_one_rank_is_everybodys_and_its_rank_is_named(fault: str, code: int, tmp_path: Path) -> None:

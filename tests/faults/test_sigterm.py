@@ -79,6 +79,7 @@ def campaign(out: Path, words: list[str], times: int, seed: int, *, machine: str
     return saved
 
 
+@pytest.mark.often("fsdp")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sigterm_at_any_moment_saves_and_says_75(strategy: str, tmp_path: Path) -> None:
     campaign(tmp_path / "out", STRATEGIES[strategy], 4, seed=len(strategy), machine="busy")

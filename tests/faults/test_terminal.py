@@ -36,6 +36,7 @@ def own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.often("local")
 @pytest.mark.parametrize("words", [[], ["devices=2"]], ids=["inline", "local"])
 def test_a_closed_terminal_stops_the_run_with_a_checkpoint(words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -60,6 +61,7 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint(words: list[str], tmp
     assert nothing_left(out)
 
 
+@pytest.mark.often("nohup-local", "in a script-inline")
 @pytest.mark.parametrize("words", [[], ["devices=2"]], ids=["inline", "local"])
 @pytest.mark.parametrize("number", [HANG_UP, signal.SIGINT], ids=["nohup", "in a script"])
 def test_what_the_shell_that_started_it_ignores_is_not_heard(

@@ -141,10 +141,12 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.often("1-*")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_walk_with_stops_is_the_walk_without(name: str, sources: dict[str, Callable[[], Source]]) -> None:
+@pytest.mark.parametrize("walks", [1, 3])
+def test_a_walk_with_stops_is_the_walk_without(walks: int, name: str, sources: dict[str, Callable[[], Source]]) -> None:
     chance = random.Random(name)
-    for _ in range(3):
+    for _ in range(walks):
         segments = drawn(chance)
         whole = walk(sources[name], [(sum(steps for steps, *_ in segments), 1, BATCH)])
         for step, (one, other) in enumerate(zip(whole, walk(sources[name], segments), strict=True)):

@@ -101,6 +101,7 @@ def test_the_cause_of_the_starts_before_is_quoted(plan: Plan) -> None:
     assert third.value.facts["rank"] == 3 and third.value.exit_code == 4
 
 
+@pytest.mark.campaign("commands")
 @pytest.mark.parametrize(("fault", "code"), [("launching.Raises", 4), ("launching.KilledAlways", 1)])
 def test_a_job_says_by_its_exit_code_whether_another_start_would_fail_alike(
     fault: str, code: int, tmp_path: Path

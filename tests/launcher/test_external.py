@@ -84,6 +84,7 @@ def ranks_of(out: Path) -> list[int]:
     return found
 
 
+@pytest.mark.often("in_a_shell")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("ranks", [DIRECTLY, IN_A_SHELL], ids=["directly", "in_a_shell"])
 def test_ranks_do_not_outlive_a_killed_launcher_and_the_lease_is_free(ranks: list[str], tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_a_restarted_group_goes_on_from_the_last_commit(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.often("2-130")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, code: int, tmp_path: Path) -> None:

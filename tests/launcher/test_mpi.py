@@ -20,9 +20,9 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture
 def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    program, command, package = LAUNCHERS[request.param]
+    program, command, package = LAUNCHERS[request.cls.launcher]
     if not shutil.which(program):
         pytest.skip(f"{program} is not here. Type: apt-get install {package}")
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
@@ -32,11 +32,23 @@ def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.mark.campaign("kills")
 class TestMpi(EngineTests):
-    start = Forked
+    launcher, start = "openmpi", Forked
+    slow: tuple[str, ...] = (
+        "test_a_killed_agent_starts_again", "test_a_second_ctrl_c_ends_all", "test_the_first_error_of_a_rank_is_shown",
+    )  # fmt: skip
 
     @pytest.fixture(autouse=True)
     def _launcher(self, words: list[str]) -> None:
         self.words = [*words, "launcher.wait=10"]  # agents outlive a killed mpirun by that
+
+
+class TestMpich(TestMpi):
+    launcher = "mpich"
+    slow = (
+        *TestMpi.slow, "test_nodes_with_another_version_of_a_package_are_refused_by_name",
+        "test_a_node_that_is_told_to_go_has_the_run_save", "test_ctrl_c_saves_and_the_run_goes_on_elsewhere",
+        "test_a_killed_command_takes_its_run_with_it_or_finds_it_again",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

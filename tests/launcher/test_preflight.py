@@ -45,6 +45,7 @@ def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:
     assert "is a run of dtrain, with the names of its own model. Leave it out." in fault
 
 
+@pytest.mark.often("*fsdp*")
 @pytest.mark.campaign("documents")
 @pytest.mark.parametrize("words", [[], ["strategy=fsdp", "devices=2"]], ids=str)
 def test_a_run_begins_with_the_weights_bit_for_bit(words: list[str], tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class TestRay(EngineTests):
     start = Forked
     slow = (
         "test_a_killed_agent_starts_again", "test_a_second_ctrl_c_ends_all", "test_the_first_error_of_a_rank_is_shown",
+        "test_nodes_with_another_version_of_a_package_are_refused_by_name",
         "test_a_killed_command_takes_its_run_with_it_or_finds_it_again", "test_a_killed_node_is_replaced_by_another",
         "test_the_process_that_speaks_with_ray_starts_again",
     )  # fmt: skip

@@ -81,6 +81,10 @@ def memory(pid: int, *kinds: str) -> int:
 @pytest.mark.campaign("kills")
 class TestSlurm(EngineTests):
     start, detached, words = Forked, True, ("launcher=slurm",)
+    slow = (
+        "test_a_killed_agent_starts_again", "test_a_second_ctrl_c_ends_all", "test_the_first_error_of_a_rank_is_shown",
+        "test_nodes_with_another_version_of_a_package_are_refused_by_name",
+    )  # fmt: skip
 
     @pytest.fixture(autouse=True)
     def _queue(self, queue: dict[str, str]) -> None:

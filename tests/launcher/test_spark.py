@@ -37,6 +37,7 @@ class TestSpark(EngineTests):
     start, seconds = Forked, 300.0
     slow = (
         "test_a_killed_agent_starts_again", "test_a_second_ctrl_c_ends_all", "test_the_first_error_of_a_rank_is_shown",
+        "test_nodes_with_another_version_of_a_package_are_refused_by_name",
         "test_a_killed_command_takes_its_run_with_it_or_finds_it_again",
         "test_a_node_that_is_told_to_go_has_the_run_save",
     )  # fmt: skip

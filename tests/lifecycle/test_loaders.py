@@ -48,6 +48,7 @@ class Stuck:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.often("2")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     assert json.loads((tmp_path / "run/failure.json").read_text())["where"].startswith("lifecycle/test_loaders.py:")
 
 
+@pytest.mark.often("in_native_code-1")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("way", "devices"), [("asleep", 2), ("in_native_code", 1), ("stopped", 1)])
 def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(

@@ -169,6 +169,7 @@ def test_a_loss_of_minus_infinity_is_a_spike_and_its_window_can_be_saved(tmp_pat
     assert not events(tmp_path, "save_failed")
 
 
+@pytest.mark.often("skip-ddp*", "skip-pp*", "rewind-fsdp-10000.0", "rewind-one*", "skip-fsdp-nan")
 @pytest.mark.parametrize(("mesh", "value"), [*((mesh, 1e4) for mesh in MESHES), ("fsdp", math.nan)])
 @pytest.mark.parametrize("answer", ["skip", "rewind"])
 def test_the_run_goes_on_without_the_bad_samples(
@@ -189,6 +190,7 @@ def test_the_run_goes_on_without_the_bad_samples(
     assert max(values[BAD_STEP:]) <= max(clean)
 
 
+@pytest.mark.often("rewind", others=pytest.mark.campaign("commands"))
 @pytest.mark.parametrize("answer", ["stop", "skip", "rewind"])
 def test_a_restart_behind_it_gives_the_same_run(answer: str, tmp_path: Path) -> None:
     words = (f"on_spike={answer}", "spike.sigma=6", "ema=0.9", "strategy=fsdp", "devices=2")
@@ -205,6 +207,7 @@ def test_a_restart_behind_it_gives_the_same_run(answer: str, tmp_path: Path) -> 
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.often("stop-fsdp*", "skip-one-steps0", "rewind-one-steps2")
 @pytest.mark.parametrize(
     ("mesh", "steps"), [("one", (BAD_STEP, BAD_STEP + 2)), ("fsdp", (BAD_STEP,)), ("one", (STEPS,))]
 )

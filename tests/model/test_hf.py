@@ -71,6 +71,7 @@ def test_random_weights_are_those_of_the_seed(folder: Path, tmp_path: Path) -> N
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.often("strategy=fsdp devices=2")
 @pytest.mark.parametrize("mesh", ["strategy=single", "strategy=fsdp devices=2"])
 def test_a_pretrained_model_leaves_as_it_came(mesh: str, folder: Path, tmp_path: Path) -> None:
     words = (*SMALL, f"model.name={folder}", "optim=sgd", "optim.lr=0", *mesh.split())
@@ -82,6 +83,7 @@ def test_a_pretrained_model_leaves_as_it_came(mesh: str, folder: Path, tmp_path:
         assert torch.equal(ours.state_dict()[name], value), name
 
 
+@pytest.mark.campaign("commands")
 def test_what_was_tuned_is_evaluated_and_goes_on(folder: Path, tmp_path: Path) -> None:
     words = (*SMALL, f"model.name={folder}", "optim.lr=0.01", f"out={tmp_path}/a")
     tuned = dtrain.run(*words, "steps=3", "stop_after=2")

@@ -36,6 +36,7 @@ def test_an_adapter_trains_alike_on_every_mesh(mesh: str) -> None:
     agree(twenty_steps(parts_of(adapter="lora"), MESHES[mesh]), one("lora"), tolerance=2e-6)
 
 
+@pytest.mark.often("ddp 2-dora", "fsdp 2 x tp 2-None", "ddp 2 x pp 2-dora")
 @pytest.mark.campaign("8 ranks")
 @pytest.mark.parametrize("adapter", [None, "dora"])
 @pytest.mark.parametrize("mesh", [*MESHES, *MORE])

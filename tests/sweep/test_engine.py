@@ -76,6 +76,7 @@ def test_the_weights_of_a_job_are_those_of_a_run_alone(tmp_path: Path) -> None:
         assert result(job) == result(beside) == result(tmp_path / name)
 
 
+@pytest.mark.campaign("commands")
 def test_a_key_that_is_swept_too_runs_no_finished_job_again(tmp_path: Path) -> None:
     words = ["-m", *SMALL, "sweep.out=s"]
     first = commands.run(*words, "optim.lr=1e-3,3e-3", cwd=tmp_path)
@@ -109,6 +110,7 @@ def result(run: Path) -> tuple[float, list[bytes]]:
     return loss, [shard[8 + int.from_bytes(shard[:8], "little") :] for shard in shards]
 
 
+@pytest.mark.campaign("commands")
 def test_a_worker_that_comes_late_leaves_what_has_failed_since_the_command_began(tmp_path: Path) -> None:
     began, words = time.time(), ["-m", *TROUBLE, "model.how=raises,none", "sweep.out=s"]
     assert commands.run(*words, cwd=tmp_path).returncode == 1
@@ -119,6 +121,7 @@ def test_a_worker_that_comes_late_leaves_what_has_failed_since_the_command_began
     assert starts(jobs(tmp_path / "s")["model.how-raises"]) == 2
 
 
+@pytest.mark.campaign("kills")
 def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_job_that_was_killed_once_finishes(tmp_path: Path) -> None:
     assert "killed by SIGKILL; it starts again" in done.stderr
 
 
+@pytest.mark.campaign("signals")
 def test_a_job_that_is_asked_to_stop_alone_is_tried_again_and_then_has_failed(tmp_path: Path) -> None:
     words = [*TROUBLE, "sweep.stop=halving", "model.how=none,terminated1,terminated2", f"model.once={tmp_path}/once"]
     done = commands.run("-m", *words, "sweep.parallel=1", "sweep.out=s", cwd=tmp_path)
@@ -202,6 +206,7 @@ def wait_for(what: object, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.often("2-130")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_sweep_that_is_asked_to_stop_saves_its_jobs_and_goes_on_later(number: int, code: int, tmp_path: Path) -> None:
@@ -237,6 +242,7 @@ def test_two_commands_share_the_jobs_of_one_folder(tmp_path: Path) -> None:
     assert sorted(starts(job) for job in jobs(tmp_path / "s").values()) == [1] * 12
 
 
+@pytest.mark.campaign("commands")
 def test_another_command_takes_the_jobs_that_are_left_and_says_what_failed(tmp_path: Path) -> None:
     words = [*TROUBLE, "model.how=none,raises", "seed=0,1", "sweep.out=s"]
     assert commands.run("-m", *words, cwd=tmp_path).returncode == 1
@@ -292,6 +298,7 @@ def test_jobs_go_on_when_what_forks_them_is_killed(tmp_path: Path) -> None:
     assert [result["status"] for result in results] == ["finished"] * 4
 
 
+@pytest.mark.often("s3")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize("storage", ["disk", "s3"])
 def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothing_of_them(
@@ -331,6 +338,7 @@ def disguise(root: str) -> None:
             store.write(store.join(root, path), json.dumps({**record, "place": "another host"}).encode())
 
 
+@pytest.mark.campaign("commands")
 def test_out_of_memory_a_job_starts_again_with_half_the_microbatch(tmp_path: Path) -> None:
     """And has the losses of one that had room."""
     words = ["model._target_=sweeping.Large", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]", "batch=16"]
@@ -360,6 +368,7 @@ def limited(tmp_path: Path) -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.often("2")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_job_that_the_kernel_kills_for_memory_starts_again_with_half_the_microbatch(

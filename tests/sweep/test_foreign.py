@@ -130,6 +130,7 @@ def test_words_are_hydras_or_ours() -> None:
         foreign.split(["hydra/launcher=joblib", "logger.mine.api_key=abcdef123456"])
 
 
+@pytest.mark.often("joblib", "submitit_slurm")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("launcher", ["", "joblib", "submitit_local", "submitit_slurm"])
 def test_ten_of_thirty_jobs_fail_in_five_ways(

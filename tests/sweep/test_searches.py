@@ -136,6 +136,7 @@ def begin(place: Path, *words: str) -> "subprocess.Popen[str]":
     return Forked([*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place)
 
 
+@pytest.mark.often("tpe")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("search", ["tpe", "cmaes", "nsga2"])
 def test_a_search_that_was_killed_again_and_again_has_the_trials_of_one_that_was_not(

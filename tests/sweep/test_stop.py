@@ -54,6 +54,7 @@ def result(job: Path) -> dict[str, Any]:
     return dict(json.loads((job / "result.json").read_text()))
 
 
+@pytest.mark.campaign("commands")
 def test_jobs_that_failed_are_run_again_where_the_sweep_decides_which_go_on(tmp_path: Path) -> None:
     words = ["-m", "model._target_=sweeping.Trouble", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]"]
     words += ["data.samples=64", "objective=classification", "hook=[]", "logger=[]", "steps=9", "sweep.out=s"]
@@ -95,6 +96,7 @@ def test_halving_stops_the_worse_jobs_and_the_best_is_as_if_it_had_never_stopped
     assert "6 of 6" not in whole.stdout and set(map(max, figures(root).values())) == {24}, "without it all go on"
 
 
+@pytest.mark.campaign("commands")
 def test_a_population_goes_on_from_the_checkpoints_of_the_best(tmp_path: Path) -> None:
     words = [RATES, "steps=12", "sweep.stop=population", "sweep.rung=4", "sweep.factor=3", "sweep.out=s"]
     sweep(tmp_path, *words)
@@ -114,6 +116,7 @@ def test_a_population_goes_on_from_the_checkpoints_of_the_best(tmp_path: Path) -
     assert "[step" not in sweep(tmp_path, *words).stdout
 
 
+@pytest.mark.campaign("commands")
 def test_another_command_stops_jobs_as_the_first_one_said(tmp_path: Path) -> None:
     words = ["optim.lr=3e-2,1e-1,1e-2,3e-3,1e-3,3e-4,1e-4", "steps=8", "sweep.stop=median"]
     words += ["sweep.rung=4", "sweep.out=s"]
@@ -172,6 +175,7 @@ def test_contradictions_are_told_before_the_first_job(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.often("population")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("rule", ["halving", "median", "population"])
 def test_kills_of_command_and_jobs_change_no_decision(rule: str, tmp_path: Path) -> None:
@@ -204,6 +208,7 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.often("halving")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("rule", ["halving", "population"])
 def test_two_commands_decide_alike(rule: str, tmp_path: Path) -> None:

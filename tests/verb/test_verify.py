@@ -45,6 +45,7 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     assert "loss" in done.stdout and done.stdout.rstrip().endswith("same")
 
 
+@pytest.mark.often("a wrong loss scale")
 @pytest.mark.parametrize(
     ("words", "first"),
     [
@@ -96,6 +97,7 @@ def test_a_recipe_is_held_against_what_it_expects(tmp_path: Path) -> None:
     assert "as expected" in done.stdout and "verify  " not in done.stdout, "one rank needs no other beside it"
 
 
+@pytest.mark.campaign("commands")
 def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE.format(low=8))
     done = verify(tmp_path / "run", f"recipe={tmp_path}/mine.yaml", "strategy=ddp", "devices=2")

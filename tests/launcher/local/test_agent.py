@@ -119,6 +119,7 @@ def test_a_rank_counts_the_time_limit_from_the_command(tmp_path: Path, monkeypat
     assert before - 1e6 <= float(environments[0]["DTRAIN_BEGAN"]) <= time.monotonic() - 1e6
 
 
+@pytest.mark.often("1:2")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize("nodes", ["1:2", "2"])
 def test_a_node_that_is_told_to_go_loses_no_step(nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def test_a_node_that_cannot_start_python_ends_the_run_soon_and_says_so(tmp_path:
     assert "the agent of node(s) 0, 1 was started 2 times and ended" in output
 
 
+@pytest.mark.often("agent", "server")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("target", ["rank", "agent", "server"])
 def test_a_run_goes_on_whatever_is_killed(target: str, tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode().partition("\0")[0]
 
 
+@pytest.mark.often("15-75")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_one_signal_saves_and_the_words_go_on(number: int, code: int, tmp_path: Path) -> None:

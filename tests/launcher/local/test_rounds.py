@@ -66,6 +66,7 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
     assert second >= 8
 
 
+@pytest.mark.often("True")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("noted", [False, True])
 def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(

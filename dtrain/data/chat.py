@@ -28,6 +28,7 @@ from dtrain.data.collate import MASK
 from dtrain.data.packing import Packed
 from dtrain.data.split import Scattered
 from dtrain.errors import PreflightError, WordsError
+from dtrain.storage import rowindex
 
 STEP = 64
 """Rows that are padded to the longest of them are as long as a multiple of this: few shapes, which any mesh divides."""
@@ -56,7 +57,7 @@ class Chat:
         self._described = described(tokenizer, template)
         self._tokenizer = Tokenizer(self._described)
         self._padding, self._pad, self._mask, self._holdout = padding, padding_token, mask, holdout
-        self.bucket = bucket
+        self.bucket, self.cache = bucket, rowindex.folder(cache)
         self._seen: int | None = None
 
     @property
@@ -206,7 +207,7 @@ class PackedChat(Packed):
     """A Source of windows of conversations."""
 
     def __init__(self, chat: Chat) -> None:
-        super().__init__(chat, window=chat.sequence, pad=chat.fill)
+        super().__init__(chat, window=chat.sequence, pad=chat.fill, cache=chat.cache)
         self._chat, self.sequence = chat, chat.sequence
 
     def encode(self, text: str) -> list[int]:

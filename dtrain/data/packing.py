@@ -8,9 +8,12 @@ rest; no token is left out. Packs are made once, of rows that are neighbours in 
 the order of a run permutes: the tokens at a position depend on the rows, the window and the seed alone.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +22,14 @@ from numpy.typing import NDArray
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.order import samples
-from dtrain.data.split import Blocks, Split
-from dtrain.storage import rowlengths
+from dtrain.data.split import Blocks, Leading, Split
+from dtrain.storage import rowindex, rowlengths
 
 GROUP = 4096
 """Rows that are packed together at most."""
+KEPT = 50_000
+"""Rows from which on their packs are kept in the cache, as packing takes some 10 us a row."""
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,17 @@ class Unpacked(Protocol):
 
 class Packed:
     """A Source of the packed rows of the part of `rows` that is trained on, or `held` out. `pad`: the token that fills
-    windows up. Raises WordsError and PreflightError for rows that are not of tokens, or that do not fit.
+    windows up; `cache`: the folder in which packs of many rows are kept. Raises WordsError and PreflightError for rows
+    that are not of tokens, or that do not fit.
     """
 
     dense = False
     loading: Loading = "thread"
 
-    def __init__(self, rows: Unpacked, *, window: int, pad: float | None, held: bool = False) -> None:
-        self._rows, self._window, self._pad, self._held = rows, window, int(pad or 0), held
+    def __init__(
+        self, rows: Unpacked, *, window: int, pad: float | None, held: bool = False, cache: Path | None = None
+    ) -> None:
+        self._rows, self._window, self._pad, self._held, self._cache = rows, window, int(pad or 0), held, cache
 
     @property
     def notes(self) -> list[str]:
@@ -133,8 +142,13 @@ class Packed:
         return len(self._made[0])
 
     def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
-        blocks = self._made[2]
+        blocks = self.blocks
         return samples(positions, n=len(self), seed=seed) if blocks is None else blocks.order(positions, seed=seed)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The packs of rows that are read together; None if rows are read alone."""
+        return self._made[2]
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         """`inputs` with input_ids and position_ids, and `targets`, all [B, window] int64."""
@@ -167,7 +181,7 @@ class Packed:
         rest = None if self._held else self._rows.part.rest()
         if rest is None or not self._rows.lengths_of(rest).any():
             return None
-        return Packed(self._rows, window=self._window, pad=self._pad, held=True)
+        return Packed(self._rows, window=self._window, pad=self._pad, held=True, cache=self._cache)
 
     def as_of(self, fingerprint: str) -> list[str] | None:
         inner, _, window = fingerprint.rpartition("-packed-")
@@ -193,21 +207,50 @@ class Packed:
         rows = part.original(np.arange(len(part)))
         order = np.argsort(rows)
         rows, lengths = rows[order], self._rows.lengths_of(part)[order].astype(np.int64)
-        parts, counts = list[Packs](), list[int]()
-        for block in _between(rows, self._rows.ends):
-            before = len(parts)
-            for start in range(block.start, block.stop, GROUP):
-                places = slice(start, min(start + GROUP, block.stop))
-                group = packed(lengths[places], self._window)
-                parts.append(replace(group, row=rows[places][group.row]))
-            counts.append(sum(map(len, parts[before:])))
         if not self._held:
             rowlengths.check(lengths, self._window)
-        packs = joined(parts)
+        borders = np.searchsorted(rows, [0, *self._rows.ends.tolist()])
+        packs, counts = _kept(self._cache, rows, lengths, borders, self._window)
         blocks = None
-        if isinstance(part, Blocks) and not self._held:
-            blocks = Blocks(tuple(counts), part.weights, 0.0)
+        if isinstance(part, Blocks | Leading) and part.weights and not self._held:
+            blocks = Blocks(tuple(counts.tolist()[: len(part.weights)]), part.weights, 0.0)
         return packs, said(lengths, self._window, len(packs)), blocks
+
+
+def _kept(cache: Path | None, rows: Indices, lengths: Indices, borders: Indices, window: int) -> tuple[Packs, Indices]:
+    """The packs of sorted rows, and how many there are of each block, made by the first process of a host if they are
+    many. Raises StoreError.
+    """
+    if cache is None or len(rows) < KEPT:
+        return _of_blocks(rows, lengths, borders, window)
+    digest = hashlib.sha256(f"{VERSION} {window}".encode())
+    for array in (rows, lengths, borders):
+        digest.update(np.ascontiguousarray(array, np.int64).data)
+    stem = cache / f"packs-{digest.hexdigest()[:32]}"
+    with rowindex.locked(stem):
+        names = [Path(f"{stem}.{name}.npy") for name in ("counts", "ends", "pieces")]
+        if not all(name.exists() for name in names):
+            packs, counts = _of_blocks(rows, lengths, borders, window)
+            arrays = counts, packs.ends, np.stack([packs.row, packs.begin, packs.length])
+            for name, array in zip(names, arrays, strict=True):
+                part = name.with_suffix(".part")
+                with part.open("wb") as file:
+                    np.save(file, array.astype(np.int64))
+                part.replace(name)
+        counts, ends, (row, begin, length) = (np.load(name, mmap_mode="r", allow_pickle=False) for name in names)
+    return Packs(row, begin, length, ends), counts
+
+
+def _of_blocks(rows: Indices, lengths: Indices, borders: Indices, window: int) -> tuple[Packs, Indices]:
+    parts, counts = list[Packs](), list[int]()
+    for begin, end in pairwise(borders.tolist()):
+        before = len(parts)
+        for start in range(begin, end, GROUP):
+            places = slice(start, min(start + GROUP, end))
+            group = packed(lengths[places], window)
+            parts.append(replace(group, row=rows[places][group.row]))
+        counts.append(sum(map(len, parts[before:])))
+    return joined(parts), np.array(counts)
 
 
 def joined(parts: Sequence[Packs]) -> Packs:
@@ -236,9 +279,3 @@ def said(lengths: Indices, window: int, packs: int) -> list[str]:
     if empty:
         sentences.append(f"{empty} of {len(lengths)} rows have no token, and are in no window")
     return sentences
-
-
-def _between(rows: Indices, ends: Indices) -> Iterator[slice]:
-    """Which of the sorted `rows` are in each block; blocks end at the rows `ends`."""
-    borders = np.searchsorted(rows, [0, *ends.tolist()]).tolist()
-    yield from map(slice, borders[:-1], borders[1:])

@@ -33,4 +33,4 @@ def build(
         reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
         length=length, transform=transform, split=split, packed=packing == "pack", bucket=bucket,
     )  # fmt: skip
-    return Packed(rows, window=sequence, pad=pad) if packing == "pack" and sequence else rows
+    return Packed(rows, window=sequence, pad=pad, cache=reader.cache) if packing == "pack" and sequence else rows

@@ -58,6 +58,30 @@ class Scattered:
 
 
 @dataclass(frozen=True)
+class Leading:
+    """Samples `start` to `stop` of a dataset as they come; those behind them are held out. `weights`: bytes of the
+    blocks that are read together, if samples are not read alone.
+    """
+
+    whole: int
+    start: int
+    stop: int
+    weights: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def original(self, index: Indices) -> Indices:
+        return index + self.start
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        return samples(positions, n=len(self), seed=seed)
+
+    def rest(self) -> "Leading | None":
+        return replace(self, start=self.stop, stop=self.whole) if self.stop < self.whole else None
+
+
+@dataclass(frozen=True)
 class Blocks:
     """Rows of blocks that are read whole, such as the row groups of Parquet. In a pass the blocks come in a seeded
     order, and the rows of neighbours, of WINDOW bytes together, are shuffled, so that few blocks are read at a time;

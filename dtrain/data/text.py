@@ -13,13 +13,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrain import secrets
 from dtrain.data.documents import documents_of
+from dtrain.data.packing import Packed
+from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import rowindex, store
@@ -38,27 +40,26 @@ class Text(Corpus):
     ) -> None:  # fmt: skip
         if not 0 <= holdout < 1:
             raise WordsError(f"data.holdout={holdout} must be a fraction of the text, >= 0 and < 1.")
-        self._path, self._column, self._sequence, self._part = path, column, sequence, holdout
+        self._path, self._column, self.sequence, self._part = path, column, sequence, holdout
         self._tokenizer: Tokenizer = load(tokenizer, "data.tokenizer")
         self._vocab = self._tokenizer.vocab
-        self._cache = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = Path(cache).expanduser() if cache else cache_folder()
 
     @cached_property
     def _encoded(self) -> "Encoded":
-        return encoded(self._path, self._tokenizer, self._cache, self._column)
+        return encoded(self._path, self._tokenizer, self.cache, self._column)
 
     @cached_property
     def _windows(self) -> Windows:
         tokens, _, digest = self._encoded
         train, kept = split([tokens], self._part)
-        return Windows(train, self._sequence, self._vocab, f"{digest}-{self._sequence}-{self._part}", kept)
+        return Windows(train, self.sequence, self._vocab, f"{digest}-{self.sequence}-{self._part}", kept)
 
-    @property
-    def documents(self) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """The tokens of all documents, those that are held out too, and where in them each document ends. What
-        separates documents is at the begin of the next one.
-        """
-        return [(self._encoded.tokens, self._encoded.ends)]
+    @cached_property
+    def rows(self) -> Documents:
+        """Its documents; what separates them is at the begin of the next one."""
+        tokens, ends, digest = self._encoded
+        return Documents([(tokens, ends)], (), self._part, self._vocab, f"documents-{digest}-{self._part}")
 
     @property
     def specials(self) -> Mapping[str, int]:
@@ -70,6 +71,30 @@ class Text(Corpus):
 
     def decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens)
+
+
+@final
+class PackedText(Packed):
+    """A Source of windows of whole documents."""
+
+    def __init__(self, text: Text) -> None:
+        super().__init__(text.rows, window=text.sequence, pad=None, cache=text.cache)
+        self._text, self.sequence = text, text.sequence
+
+    def encode(self, text: str) -> list[int]:
+        return self._text.encode(text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._text.decode(tokens)
+
+
+def build(
+    *, path: str | Sequence[str], sequence: int, tokenizer: str, holdout: float, cache: str | None,
+    column: str | None = None, packing: str = "none",
+) -> Text | PackedText:  # fmt: skip
+    """A Source of text: windows of all of it, or of whole documents if they are packed."""
+    text = Text(path=path, sequence=sequence, tokenizer=tokenizer, holdout=holdout, cache=cache, column=column)
+    return PackedText(text) if packing == "pack" else text
 
 
 class Encoded(NamedTuple):

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.data import Batch, Indices
 from dtrain.data.order import samples
+from dtrain.data.packing import Packed
 from dtrain.data.split import Blocks as Order
 from dtrain.data.text import cache_folder
+from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import store, tokenfile
@@ -48,7 +50,7 @@ class Tokens(Corpus):
             raise WordsError(f"data.dtype={dtype} is not a type of a .bin file. Allowed: {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
-        self._cache = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = Path(cache).expanduser() if cache else cache_folder()
         self._cache_size = cache_size
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: list[tuple[int, int]] = []
@@ -109,13 +111,39 @@ class Tokens(Corpus):
             self._check(key, files)
         return kept
 
+    @cached_property
+    def rows(self) -> Documents:
+        """The documents of shards. Raises PreflightError for files that do not say where documents end."""
+        blocks, kept_at = self._shards, self._holdout_path
+        kept = self._opened(kept_at) if kept_at else None
+        for key, path, there in (("path", self._path, blocks), ("holdout_path", kept_at, kept)):
+            if path and there is None:
+                raise PreflightError(f"data.{key}={path}: {shards.NO_ENDS}")
+        assert blocks is not None
+        return Documents(
+            self._documents(blocks), self._documents(kept) if kept else (), self._part, self._vocab,
+            f"documents-{blocks.manifest.digest}-{kept.manifest.digest if kept else self._part}",
+            stretch=TOGETHER * blocks.tokens, weight=TOGETHER * int(blocks.manifest.facts["block"]),
+            check=lambda tokens: self._check(f"data.path={self._path}", tokens),
+        )  # fmt: skip
+
     @property
-    def documents(self) -> list[tuple[Any, NDArray[np.int64]]]:
-        """The tokens of each shard, those that are held out too, and where in it each document ends; none of files."""
-        if self._shards is None:
-            return []
-        manifest = self._shards.manifest
-        arrays = self._open(self._path, self._shards)
+    def is_local(self) -> bool:
+        return store.is_local(self._path)
+
+    def stretch_ahead(self, stretches: Sequence[int]) -> None:
+        """Have the blocks of stretches of shards read before their turn."""
+        assert self._shards is not None
+        every = [
+            [(shard, number) for number in range(first, min(first + TOGETHER, len(each["blocks"])))]
+            for shard, each in enumerate(self._shards.manifest.shards)
+            for first in range(0, max(1, len(each["blocks"])), TOGETHER)
+        ]
+        self._read_ahead([block for each in stretches if each < len(every) for block in every[each]])
+
+    def _documents(self, blocks: Blocks) -> list[tuple[Any, NDArray[np.int64]]]:
+        manifest = blocks.manifest
+        arrays = self._open(manifest.folder, blocks)
         return [(array, shards.ends_of(manifest, each)) for array, each in zip(arrays, manifest.shards, strict=True)]
 
     def _read_ahead(self, blocks: list[tuple[int, int]]) -> None:
@@ -135,7 +163,7 @@ class Tokens(Corpus):
         manifest = shards.read(path)
         if problem := manifest.problem():
             raise PreflightError(f"{manifest.folder}: {problem}")
-        return Blocks(manifest, self._cache, self._cache_size)
+        return Blocks(manifest, self.cache, self._cache_size)
 
     def _open(self, path: str, blocks: Blocks | None) -> list[Any]:
         if blocks is not None:
@@ -150,11 +178,37 @@ class Tokens(Corpus):
         file = store.local_path(url)
         if not store.is_local(url):
             digest = hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]
-            file = self._cache / f"{digest}-{file.name.split('?')[0]}"
+            file = self.cache / f"{digest}-{file.name.split('?')[0]}"
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)
         return tokenfile.mapped(file, url, self._dtype)
+
+
+@final
+class PackedTokens(Packed):
+    """A Source of windows of whole documents of shards."""
+
+    def __init__(self, tokens: Tokens, window: int) -> None:
+        super().__init__(tokens.rows, window=window, pad=None, cache=tokens.cache)
+        self._tokens, self.sequence = tokens, window
+
+    def order(self, positions: Indices, *, seed: int) -> tuple[Indices, Indices]:
+        if self.blocks and not self._tokens.is_local and len(positions):
+            self._tokens.stretch_ahead(self.blocks.after(int(positions.max()), seed=seed).tolist())
+        return super().order(positions, seed=seed)
+
+
+def build(
+    *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None,
+    cache_size: int = CACHE_SIZE, packing: str = "none",
+) -> Tokens | PackedTokens:  # fmt: skip
+    """A Source of tokens: windows of all of them, or of whole documents if they are packed."""
+    tokens = Tokens(
+        path=path, holdout_path=holdout_path, holdout=holdout, vocab=vocab, sequence=sequence, dtype=dtype,
+        cache=cache, cache_size=cache_size,
+    )  # fmt: skip
+    return PackedTokens(tokens, sequence) if packing == "pack" else tokens
 
 
 def _digest(arrays: Sequence[NDArray[Any]]) -> str:

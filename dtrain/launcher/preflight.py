@@ -177,6 +177,8 @@ def files_of(key: str, data: Part, plan: Plan) -> Iterable[str]:
 
             if shards.is_manifest(path):
                 return _shards(part, path)
+            if part.get("packing") == "pack":
+                return shards.NO_ENDS
         if about(part).get("files") in IMAGES:
             return ""  # a listing of its own, as there may be millions
         files = store.find(path)
@@ -250,7 +252,19 @@ def _shards(part: Part, path: str) -> str:
             f"its tokens are of a tokenizer with {vocab}, not of data.vocab={part['vocab']}. Type data.vocab={vocab}, "
             f"or a multiple of 64 or 128 above it."
         )
-    return manifest.problem()
+    problem = manifest.problem()
+    if problem or part.get("packing") != "pack" or not store.is_local(manifest.folder):
+        return problem
+    import numpy as np
+
+    from dtrain.storage import rowlengths
+
+    ends = [shards.ends_of(manifest, shard) for shard in manifest.shards]
+    try:
+        rowlengths.check(np.concatenate([np.diff(each, prepend=0) for each in ends]), part["sequence"])
+    except PreflightError as error:
+        return str(error)
+    return ""
 
 
 def _tokens(part: Part, files: Sequence[str]) -> str:

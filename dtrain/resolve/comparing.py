@@ -51,7 +51,9 @@ def masks(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
         return
     word, data, model = (f"{group}={config.choices[group]}" for group in ("objective", "data", "model"))
     facts = about(config.data)
-    if not facts.get("text") or facts.get("chat") or config.data.get("packing") == "pack":
+    if config.data.get("packing") == "pack":
+        yield f"{word} hides tokens of rows that are not packed. Type data.packing=none."
+    elif not facts.get("text") or facts.get("chat"):
         yield f"{word} hides tokens of plain text, and {data} is none. Type data=text data.tokenizer=<its tokenizer>."
     elif "vocab_of" in facts and config.data.get("tokenizer") in facts["vocab_of"]:
         yield (

@@ -143,7 +143,7 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, res
             kinds([file.facts for file in files], columns, text=reader.text)
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
-            if data.get("packing") == "pack":
+            if data.get("packing") == "pack" and not reader.text:
                 check_packing(files, columns, reader.cache, data["sequence"])
             if data.get("bucket") is not None:
                 check_bucket(files, columns, reader.cache)

@@ -29,6 +29,10 @@ LARGEST = 1 << 30
 """Largest size of a manifest in bytes."""
 BLOCK = 4 << 20
 """Bytes of a shard that have a digest of their own, and are read at once from other storage."""
+NO_ENDS = (
+    "data.packing=pack needs to know where documents end, and these files do not say it. Type data.path=<what dtrain "
+    "tokenize wrote>, or data.packing=none."
+)
 DTYPES = ("uint8", "uint16", "uint32")
 SHARD = {
     "name": TEXT, "tokens": COUNT, "documents": COUNT, "sha256": TEXT, "ends": TEXT, "blocks": Each(TEXT),

@@ -160,7 +160,7 @@ def test_few_blocks_of_shards_are_read_at_a_time(tmp_path: Path, tokens: Any, sh
 
 
 def test_documents_of_shards_have_their_ends(tmp_path: Path, tokens: Any, sharded: Any) -> None:
-    documents = tokens(sharded(str(tmp_path / "to"))).documents
+    documents = tokens(sharded(str(tmp_path / "to"))).rows.of
     assert [ends.tolist() for _, ends in documents] == [
         [60, 100, 160, 200, 260, 300, 360, 400], [60, 100, 160, 200, 260, 300, 360, 400], [60, 100, 160, 200],
     ]  # fmt: skip

@@ -147,7 +147,7 @@ WAITS_FOR = {
         "chat/files.py:TokenFile.read", "chat/files.py:_check_bucket", "data/bucket.py:Buckets._windows", "data/bucket.py:_padding", "storage/rowfile.py:check_bucket", "chat/files.py:_refuse", "chat/files.py:usable", "chat/making.py:tokens_of_file", "data/chat.py:Chat._conversations",
         "data/mixture.py:Joined.take",
         "data/mixture.py:_merged",
-        "data/packing.py:Packed._heldout", "data/packing.py:_between", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
+        "data/packing.py:Packed._heldout", "data/packing.py:Packed._made", "data/packing.py:_of_blocks", "data/tokens.py:PackedTokens.order", "data/wholedocs.py:Documents.ends", "data/wholedocs.py:Documents.tokens", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
         "data/pictures.py:Pictures.take", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
         "storage/imageindex.py:Images.read", "storage/imageindex.py:_is_current", "storage/tarindex.py:Shards._places", "storage/tarindex.py:Shards._read", "storage/tarindex.py:opened",
         "data/rows.py:Table.__getitem__", "data/rows.py:Table._parts", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",

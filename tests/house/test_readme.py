@@ -281,7 +281,7 @@ def test_the_commands_of_data_run(tmp_path: Path) -> None:
         for line in block("docs/data.md", f"python -m dtrain {begin}").splitlines()
     ]
     for number, line in enumerate(lines):
-        small = [] if "model=mlp" in line or " data.pad=" in line else ["data.sequence=16"]
+        small = [] if "model=mlp" in line or " data.pad=" in line else ["data.sequence=64"]
         words = [*shlex.split(line)[3:], "steps=2", "hook=[]", *small, f"out={number}"]
         assert "finished after 2 steps" in trained(tmp_path, *words)
 

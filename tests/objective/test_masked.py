@@ -121,6 +121,7 @@ HF = ("model=hf", "model.name=bert", "model.task=masked_lm")
         ((*TEXT, "model=hf", "model.name=bert"), "the head of model=hf is for model.task=causal_lm. Type model.task=masked_lm."),
         (("objective=masked", "data=text", *HF), "needs a mask token, and data.tokenizer=bytes has none"),
         (("objective=masked", "data=synthetic", *HF), "hides tokens of plain text, and data=synthetic is none"),
+        ((*TEXT, *HF, "data.packing=pack"), "objective=masked hides tokens of rows that are not packed"),
         ((*TEXT, *HF, "objective.hidden=0.9", "objective.random=0.2"), "are more than all targets. Type objective.random=0.1."),
         ((*TEXT, *HF, "objective.part=0"), "objective.part is a number > 0 and <= 1"),
     ],

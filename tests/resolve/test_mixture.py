@@ -14,7 +14,7 @@ TWO = ("data=mixture", "data.of={a: {data: text}, b: {data: text, path: x.txt}}"
 def test_a_source_is_its_word_with_what_was_typed() -> None:
     made = plan(*TWO, "data.sequence=32")
     a, b = made.data["of"].values()
-    assert a["_target_"] == "dtrain.data.text.Text" and (a["path"], b["path"]) == ("stdlib", "x.txt")
+    assert a["_target_"] == "dtrain.data.text.build" and (a["path"], b["path"]) == ("stdlib", "x.txt")
     assert a["sequence"] == b["sequence"] == made.data["sequence"] == 32 and made.data["tokenizer"] == "bytes"
     assert (about(made.data)["gives"], about(made.data)["text"], about(made.data)["loading"]) == (
         "tokens",

@@ -68,6 +68,7 @@ def check(printed: str) -> None:
     assert "2 rank(s)" in planned and "model.Net" in planned and "49 parameters" in planned
 
 
+@pytest.mark.often("script", others=pytest.mark.campaign("commands"))
 @pytest.mark.parametrize("way", ["script", "standard input"])
 def test_a_script_trains_classes_of_its_own(way: str, tmp_path: Path) -> None:
     source = f"import json\n{CELL}\nif __name__ == '__main__':\n{textwrap.indent(USED + SHOWN, '    ')}\n"

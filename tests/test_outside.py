@@ -60,6 +60,7 @@ def command(folder: Path, *words: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.often("strategy=thin*accumulate=2", "*pipeline*", "optim*")
 @pytest.mark.parametrize(
     ("outside", "inside"),
     [

@@ -109,6 +109,7 @@ def on(layout: str, work: Any, *arguments: Any, **options: Any) -> dict[str, lis
     return {name: values for run in runs for name, values in run.items()}
 
 
+@pytest.mark.often("single-lora", "fsdp 2-dora", "tp 2-dora", "pp 2-lora")
 @pytest.mark.parametrize("word", ["lora", "dora"])
 @pytest.mark.parametrize("layout", ["single", "fsdp 2", "tp 2", "pp 2"])
 def test_any_mesh_reads_what_any_other_wrote_bit_by_bit(word: str, layout: str, tmp_path: Path) -> None:

@@ -162,6 +162,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write
 
 
+@pytest.mark.often(
+    "adamw-fsdp 2",
+    "adamw-hsdp 4",
+    "muon-fsdp 2",
+    "*average-single",
+    "*average-pp 2 x fsdp 2",
+    "*average-ddp 2 x tp 2",
+    "experts, average-fsdp 4, ep 2",
+)
 @pytest.mark.parametrize(("case", "layout"), [(case, layout) for case in CASES for layout in CASES[case][0]])
 def test_any_mesh_reads_what_any_other_wrote(case: str, layout: str, written: Written) -> None:
     """Weights, the optimizer's state and the average, bit for bit."""

@@ -103,6 +103,7 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     assert ranks(1, graphs, seconds=300) == [1]
 
 
+@pytest.mark.often("single-gpt")
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("mesh", ["single", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ddp", "fsdp"))])
 def test_blocks_are_one_graph_for_each_way_in_which_they_run(

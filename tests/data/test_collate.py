@@ -186,6 +186,7 @@ def test_parts_of_several_processes_are_joined() -> None:
         joined(parts, None)
 
 
+@pytest.mark.campaign("commands")
 def test_loading_processes_pad_as_one_process_does() -> None:
     options: dict[str, Any] = {"inputs": "input_ids", "targets": "labels", "holdout": 0}
     here = take(Dataset(Rows(), pad=0, **options), *range(8))

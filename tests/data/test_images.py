@@ -58,6 +58,7 @@ def test_a_random_part_depends_on_seed_pass_and_image_alone(flowers: Path, tmp_p
     assert torch.equal(take(source.holdout())["inputs"], take(plain.holdout())["inputs"]), "evaluation sees the centre"
 
 
+@pytest.mark.campaign("commands")
 def test_processes_read_what_the_rank_would(flowers: Path, tmp_path: Path) -> None:
     mine = take(build(flowers, tmp_path, augment="crop_flip"), [3, 1, 4, 15, 9, 2, 6], 2)
     source = build(flowers, tmp_path, augment="crop_flip", workers=2)

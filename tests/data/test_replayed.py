@@ -258,6 +258,7 @@ def test_a_run_ends_with_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "data: a stream has no index: dtrain does not shuffle it" in done.stdout
 
 
+@pytest.mark.often("ddp-make")
 @pytest.mark.campaign("kills")
 @pytest.mark.parametrize("make", ["make", "plain"])
 @pytest.mark.parametrize("strategy", [pytest.param("single", marks=pytest.mark.slow), "ddp"])

@@ -41,6 +41,7 @@ def test_a_thousand_members_in_any_order_are_what_tarfile_gives(shards: list[str
     assert batch["targets"].tolist() == [number % 3 for number in places.tolist()]
 
 
+@pytest.mark.campaign("commands")
 def test_processes_read_what_the_rank_would(shards: list[str], tmp_path: Path) -> None:
     mine = take(build_shards(shards, tmp_path, augment="crop_flip"), range(20), 3)
     source = build_shards(shards, tmp_path, augment="crop_flip", workers=2)

@@ -146,6 +146,7 @@ def test_loading_processes_begin_with_signals_blocked() -> None:
     assert all(mask >> (number - 1) & 1 for mask in blocked for number in STOP_SIGNALS)
 
 
+@pytest.mark.campaign("kills")
 def test_a_rank_that_ends_leaves_no_name_in_the_system_and_its_processes_say_nothing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

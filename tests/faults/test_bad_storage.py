@@ -133,6 +133,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return left
 
 
+@pytest.mark.often("full", "away", "cut", "all removed", others=pytest.mark.campaign("kills"))
 @pytest.mark.parametrize("name", TROUBLES)
 def test_training_goes_on_and_nothing_is_missing_at_the_end(
     name: str, tmp_path: Path, undisturbed: dict[str, Any]

@@ -27,6 +27,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return leavings(out)
 
 
+@pytest.mark.often("s3")
 def test_a_run_on_a_server_that_fails_equals_the_untouched_one(
     server: Server, tmp_path: Path, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ WORDS = {
 }
 
 
-@pytest.mark.often("grid-flaky", "tpe-disk")
+@pytest.mark.often("tpe-disk")
 @pytest.mark.parametrize("storage", ["disk", "flaky"])
 @pytest.mark.parametrize("search", ["grid", "tpe"])
 def test_whatever_is_killed_every_job_finishes_and_none_begins_again_after_that(

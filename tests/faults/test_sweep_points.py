@@ -79,6 +79,7 @@ def test_a_job_at_every_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert starts(job) <= 2
 
 
+@pytest.mark.slow
 def test_the_command_of_a_search_at_every_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-m", *KNOWN, *SPACE, "sweep.search=tpe", "sweep.trials=3", "sweep.parallel=2"]
     calm = commands.run(*words, "sweep.out=calm", cwd=tmp_path)

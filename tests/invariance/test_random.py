@@ -67,6 +67,7 @@ def judged(seed: int) -> bool:
     return True
 
 
+@pytest.mark.often("[0-3]")
 @pytest.mark.parametrize("seed", range(8))
 def test_a_mesh_is_refused_or_right(seed: int) -> None:
     judged(seed)

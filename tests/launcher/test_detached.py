@@ -51,6 +51,7 @@ def test_the_job_runs_the_saved_plan_and_a_second_start_says_that_it_has_finishe
     assert leavings(out) == leavings(tmp_path / "local")
 
 
+@pytest.mark.campaign("commands")
 def test_the_traceback_of_a_rank_in_the_job_is_the_commands(tmp_path: Path) -> None:
     code, text = ran(
         *words(tmp_path / "run", "model._target_=launching.Raises", "model.rank=0", "nodes=2", "devices=1")

@@ -72,6 +72,7 @@ def begun(folder: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.often("*starts CUDA", others=pytest.mark.campaign("commands"))
 @pytest.mark.parametrize(("source", "deed"), [(CUDA, "starts CUDA"), (THREAD, "starts a thread")])
 def test_each_rank_imports_what_no_fork_survives(source: str, deed: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(source)

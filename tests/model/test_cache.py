@@ -124,6 +124,7 @@ def texts(mesh: Mesh, kind: str) -> tuple[list[int], list[int], list[int]]:
         return alone, complete(forward, [1, 2, 3], cache=cache, **words), seen
 
 
+@pytest.mark.often("{}-gemma3", "{'dp_shard': 2}-llama", "{'tp': 2}-gpt2")
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("degrees", [{}, {"dp_shard": 2}, {"tp": 2}], ids=str)
 def test_models_of_transformers_keep_them_in_their_own_cache(kind: str, degrees: dict[str, int]) -> None:

@@ -29,6 +29,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return teach(tmp_path_factory.mktemp("teacher") / "run")
 
 
+@pytest.mark.often("fsdp 2", "tp 2")
 @pytest.mark.parametrize("mesh", ["ddp 2", "fsdp 2", "tp 2"])
 def test_it_trains_alike_on_every_mesh(mesh: str, teacher: Path) -> None:
     agree(steps_of(teacher, MESHES[mesh]), one(teacher), tolerance=2e-6)

@@ -26,11 +26,13 @@ def batch_of(dataset: Any, count: int = 4) -> Batch:
     return {"inputs": torch.stack(inputs), "targets": torch.stack(targets)}
 
 
+@pytest.mark.often("fsdp 2", "tp 2")
 @pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "pp 2"])
 def test_it_trains_alike_on_every_mesh(mesh: str) -> None:
     agree(twenty_steps(parts_of(), MESHES[mesh]), one(None), tolerance=2e-6)
 
 
+@pytest.mark.often("fsdp 2")
 @pytest.mark.parametrize("mesh", ["ddp 2", "fsdp 2"])
 def test_an_adapter_trains_alike_on_every_mesh(mesh: str) -> None:
     agree(twenty_steps(parts_of(adapter="lora"), MESHES[mesh]), one("lora"), tolerance=2e-6)

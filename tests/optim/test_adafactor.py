@@ -64,6 +64,7 @@ def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -
     hold(build, torchs, ((scale, case) for scale in SCALES for case in CASES))
 
 
+@pytest.mark.often("{'dp_shard': 3}", "{'tp': 2}")
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
     hold(build, torchs, ((scale, CASES[0]) for scale in (1e-8, 1e-5, 1e-2, 1e2)), **degrees)

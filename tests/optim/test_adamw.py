@@ -91,6 +91,7 @@ def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -
     hold(build, torchs, ((scale, case) for scale in SCALES for case in CASES if scale > 1e-6 or case["eps"] < 1))
 
 
+@pytest.mark.often("{'dp_shard': 2, 'tp': 2}")
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
     hold(build, torchs, ((1e-4, case) for case in CASES[:3]), **degrees)

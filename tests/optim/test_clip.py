@@ -89,6 +89,9 @@ def clipped(mesh: Mesh, model: dict[str, Any], strategy: str, scale: float) -> t
     }  # type: ignore[union-attr]
 
 
+@pytest.mark.often(
+    "ddp-{'tp': 2}", "fsdp-{'pp': 2, 'dp_shard': 2}", "fsdp-{'dp_shard': 2, 'tp': 2}", "fsdp-{'dp_shard': 2, 'ep': 2}"
+)
 @pytest.mark.parametrize(
     ("strategy", "degrees"),
     [

@@ -184,6 +184,7 @@ def test_the_update_is_the_published_one_at_every_size_of_gradients_and_for_ever
     hold(build, Published, ((scale, case) for scale in SCALES for case in CASES))
 
 
+@pytest.mark.often("{'dp_shard': 3}", "{'tp': 2}")
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_the_update_is_the_published_one_on_every_mesh(degrees: dict[str, int]) -> None:
     hold(build, Published, ((scale, case) for scale in (1e-8, 1e-4, 1e2) for case in CASES), **degrees)

@@ -91,6 +91,7 @@ def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -
     hold(build, torchs, cases(SCALES))
 
 
+@pytest.mark.often("{'dp_shard': 3}", "{'tp': 2}")
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
     hold(build, torchs, cases((1.0,)), **degrees)

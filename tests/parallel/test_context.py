@@ -342,6 +342,7 @@ def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_i
     assert F.scaled_dot_product_attention is before and not module._open
 
 
+@pytest.mark.campaign("8 ranks")
 def test_what_is_compiled_has_to_call_it_by_its_name() -> None:
     context, x = alone(), torch.ones(1, 2, 4, 4)
     with pytest.raises(Exception, match="scaled_dot_product_attention"), context.active():

@@ -80,6 +80,7 @@ def test_beside_shards() -> None:
     agree(joined([runs[0], runs[2]]), reference(True))
 
 
+@pytest.mark.often("loss")
 @pytest.mark.parametrize("split", ["nothing", "sequence", "loss"])
 def test_beside_split_matrices(split: str) -> None:
     options = {name: "split" if name == split else "whole" for name in ("sequence", "loss")}

@@ -199,6 +199,7 @@ def right(mesh: Mesh, method: str) -> list[dict[str, str]]:
     return [every(mesh, RIGHT, method=method, precision=precision, T=T) for precision in kinds for T in (8, 400)]
 
 
+@pytest.mark.often("ring")
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_what_only_attends_goes_through_in_every_precision(method: str) -> None:
     for runs in on_resident_mesh(partial(right, method=method), cp=2):
@@ -255,6 +256,7 @@ def test_of_hugging_face_attention_goes_through_and_other_mixers_are_named() -> 
             assert "mesh.cp=2: model.layers.0.mamba (FalconH1Mixer)" in sentences["FalconH1"]
 
 
+@pytest.mark.often("{'cp': 2, 'tp': 2}")
 @pytest.mark.parametrize("degrees", [{"cp": 2, "dp_shard": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "pp": 2}], ids=str)
 def test_beside_other_axes_the_model_of_the_house_goes_through(degrees: dict[str, int]) -> None:
     """And a module that looks along the sequence is named as in the user's own model, on all ranks alike."""

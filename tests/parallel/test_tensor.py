@@ -20,6 +20,7 @@ UNTIED = PARTS | {"model": PARTS["model"] | {"tied": False}}
 WHOLE = {"sequence": "whole", "loss": "whole"}
 
 
+@pytest.mark.often("whole-split", "split-whole")
 @pytest.mark.parametrize("loss", ["whole", "split"])
 @pytest.mark.parametrize("sequence", ["whole", "split"])
 def test_two_ranks_are_one_process(sequence: str, loss: str) -> None:

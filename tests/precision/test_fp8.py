@@ -93,6 +93,7 @@ def test_every_layer_in_a_block_is_converted_by_the_recipe_where_products_of_flo
     assert (precision.param, precision.compute) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.often("degrees0")
 @pytest.mark.parametrize("degrees", [{"tp": 2}, {"pp": 2}])
 def test_layers_that_are_replaced_are_split_and_cut_as_the_others_are(torchao: None, degrees: dict[str, int]) -> None:
     """What tensor parallelism hangs on a layer is lost where the layer is replaced afterwards."""

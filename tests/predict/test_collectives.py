@@ -63,6 +63,19 @@ MORE = (
 """All strategies on all axes in all precisions, and pairs and triples of axes."""
 
 
+@pytest.mark.often(
+    "gpt-strategy=zero?*",
+    "gpt-strategy=fsdp devices=2 optim=muon*",
+    "tied-*",
+    "*pipeline.schedule=zbv",
+    "gpt-*ulysses*",
+    "moe-*",
+    "llama-*",
+    "pictures-*",
+    "lengthless-*",
+    "shared-strategy=zero3*",
+    "frozen-*mesh.tp=2*",
+)
 @pytest.mark.parametrize(("model", "words"), QUICK)
 def test_a_step_is_what_was_predicted(model: str, words: str) -> None:
     here, there = hold(model, words)

@@ -32,6 +32,9 @@ def bytes_of(shapes: Shapes, way: str, *, listed: bool = False) -> float:
     return sum(each.whole + each.stream + each.inside + each.logits for each in kept)
 
 
+@pytest.mark.often(
+    "*model.tied=true*", "*strategy=fsdp*", "*model.shared=1*", "*model=mlp precision=bf16 *", "*model.blocks=2"
+)
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_arithmetic_and_a_run_without_memory_agree(words: tuple[str, ...]) -> None:
     decided = plan(*words)

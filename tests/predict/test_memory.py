@@ -68,6 +68,7 @@ def test_so_are_those_of_every_other_combination(words: str) -> None:
     check_peak(words)
 
 
+@pytest.mark.often("model=frozen*", "model=knotted*")
 @pytest.mark.parametrize("words", SEEN)
 def test_so_are_those_of_models_that_are_not_dtrains(words: str) -> None:
     check(words)
@@ -79,6 +80,7 @@ def test_so_are_those_of_more_of_them(words: str) -> None:
     check(words)
 
 
+@pytest.mark.often("1f1b", others=pytest.mark.campaign("8 ranks"))
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
 def test_a_pipeline_holds_no_more_of_more_microbatches(schedule: str) -> None:
     few, many = (

@@ -58,6 +58,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return taught.teach(tmp_path_factory.mktemp("teacher") / "run")
 
 
+@pytest.mark.often("mesh1")
 @pytest.mark.parametrize("mesh", [("strategy=fsdp", "devices=2"), ("mesh.tp=2", "devices=2")])
 def test_the_bytes_of_a_teacher_are_those_of_its_own_shapes(mesh: tuple[str, ...], teacher: Path) -> None:
     decided = small.plan(*taught.STUDENT, f"objective.teacher={teacher}", *mesh)

@@ -38,6 +38,7 @@ def test_a_plan_that_nobody_reads_on_ends_in_silence(tmp_path: Path) -> None:
         assert (run.stderr.read(), run.wait(timeout=300)) == ("", 0)
 
 
+@pytest.mark.often("strategy=ddp devices=2", others=pytest.mark.campaign("commands"))
 @pytest.mark.parametrize("words", ["devices=1", "strategy=ddp devices=2", "seed=0,1 -m"])
 def test_a_terminal_without_a_character_gets_its_number(tmp_path: Path, words: str) -> None:
     done = subprocess.run(
@@ -61,6 +62,7 @@ def test_a_stream_of_a_caller_that_lacks_a_character_gets_its_number(monkeypatch
     assert stream.buffer.getvalue() == b"\xe9 \\u65e5\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.campaign("commands")
 def test_a_command_whose_descriptors_are_closed_does_its_work(tmp_path: Path) -> None:
     words = "model=mlp data=synthetic steps=4 out=run"
     done = subprocess.run(

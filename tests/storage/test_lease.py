@@ -333,7 +333,9 @@ def race(out: str, log: Path, runs: int, *, dies: bool) -> list[str]:
     return sorted(problems)
 
 
-@pytest.mark.parametrize("races", [30, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "races", [8, pytest.param(30, marks=pytest.mark.campaign("kills")), pytest.param(500, marks=pytest.mark.slow)]
+)
 def test_of_runs_that_start_together_one_wins(tmp_path: Path, races: int) -> None:
     """Every race finds what the one before left: a lease given back, or that of a dead process."""
     chance, log = random.Random(1), tmp_path / "log"

@@ -31,6 +31,7 @@ def run(model: str, strategy: dict[str, Any], world: int = 2, **changed: Any) ->
     return resident(world, partial(few_steps, made, degrees, microbatch=2))[0]
 
 
+@pytest.mark.often("weights")
 @pytest.mark.parametrize("model", BORROWING)
 def test_weights_used_outside_of_their_block_count_as_in_one_process(model: str) -> None:
     reference = run(model, STRATEGIES["ddp"], 1)

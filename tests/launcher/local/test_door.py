@@ -139,6 +139,7 @@ def test_only_who_knows_the_secret_is_told_the_plan_and_what_the_storage_is_told
                 join(address, 0.1)
 
 
+@pytest.mark.campaign("network")
 def test_a_node_that_sends_what_none_sends_is_lost_and_the_run_goes_on(secret: None, tmp_path: Path) -> None:
     """It knows the secret, and is broken."""
     address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"

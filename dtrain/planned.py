@@ -155,6 +155,8 @@ class Plan:
     """Arguments of dtrain.evaluation.patience.Patience, which ends a run early; empty: nothing does."""
     evaluate_sets: Mapping[str, Part]
     """Name -> further held-out data."""
+    tasks: Mapping[str, Any]
+    """Those of lm_eval: names, path, tokenizer, shots, limit, context, batch."""
     generate: Mapping[str, Any]
     predict: Mapping[str, Any]
     launcher: Part

@@ -136,6 +136,9 @@ def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
             values[name.replace("_", ".")] = value
         elif name == "evaluate_metrics":
             values["evaluate.metrics"] = list(value)
+        elif name == "tasks":
+            named = {"names": "tasks", "path": "tasks_path"}
+            values |= {f"evaluate.{named.get(row, row)}": each for row, each in value.items()}
         elif name not in ("batch", "why", "others"):
             values |= leaves(value, name)
     return values | {

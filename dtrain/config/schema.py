@@ -213,6 +213,12 @@ def _defaults() -> Mapping[str, Any]:
 
 
 @cache
+def aside_rows() -> frozenset[str]:
+    """The dotted keys that do not affect results, of sections whose other keys do."""
+    return frozenset(name for name, row in ROWS.items() if "." in name and "aside" in row.metadata["scope"].split())
+
+
+@cache
 def of_scope(scope: Scope) -> tuple[str, ...]:
     """The top-level keys and groups of a scope."""
     return tuple(top.name for top in fields(Schema) if scope in top.metadata["scope"].split())

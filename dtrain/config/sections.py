@@ -88,6 +88,36 @@ class Evaluate:
         "further held-out data: name -> what is other than in `data`, such as {dev: {path: dev.csv}}, or a word with "
         "its arguments; figures are eval_<name>_loss and so on",
     )
+    tasks: list[str] = key(
+        "list of text",
+        [],
+        "tasks and groups of lm_eval for `dtrain evaluate as=lm_eval`, such as [hellaswag, arc_easy]",
+        "aside",
+    )
+    tasks_path: str | None = key(
+        "some text or null",
+        None,
+        "folder of tasks of your own, as YAML of lm_eval; functions that they name are run",
+        "aside",
+    )
+    tokenizer: str | None = key(
+        "some text or null",
+        None,
+        "tokenizer of the tasks: a tokenizer.json, or a folder, URL or hub name; null: that of the data or model",
+        "aside",
+    )
+    shots: int | None = key(
+        "int >= 0 or null", None, "solved examples before each item; null: as its task says", "aside"
+    )
+    limit: int | None = key("int >= 1 or null", None, "items of each task; null: all of them", "aside")
+    context: int | None = key(
+        "int >= 2 tokens or null",
+        None,
+        "tokens that the model sees of an item; null: as many as the config of a model of transformers says, else "
+        "data.sequence",
+        "aside",
+    )
+    batch: int = key("int >= 1 samples", 16, "items of a forward of lm_eval's tasks on one rank", "aside")
 
 
 @dataclass

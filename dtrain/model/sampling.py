@@ -47,10 +47,12 @@ def answers(
     ends: Collection[int] = (),
     first: int = 0,
     show: Show | None = None,
+    done: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
     """The tokens that follow each prompt, at most `tokens`, and none from one of `ends` on. `forward` maps tokens
     [B, T] to logits [B, T, V]; it sees the last `context` tokens of each. `cache`: that of the model behind `forward`,
-    used as long as no token leaves the context. `show` is called with the first answer so far after each new token.
+    used as long as no token leaves the context. `show` is called with the first answer so far after each new token;
+    `done` with each answer so far, which ends if it says so.
 
     Temperature 0 takes the likeliest token; otherwise one is drawn of the likeliest that together have the probability
     `top_p` (nucleus sampling, arXiv 1904.09751). The draws depend on the seed and the number of the prompt, `first` for
@@ -78,7 +80,7 @@ def answers(
                 token = _next(logits[place], temperature, top_p, draws[row])
                 new[row] = [] if token in ends else [token]
                 texts[row] += new[row]
-        open_ = [row for row in open_ if new[row]]
+        open_ = [row for row in open_ if new[row] and not (done and done(texts[row][begun[row] :]))]
         if show and 0 in open_:
             show(texts[0][begun[0] :])
         if not open_:

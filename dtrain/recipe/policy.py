@@ -21,8 +21,10 @@ from dtrain.secrets import HERE, masked, redact_arg, screen
 from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
-NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache")
-"""Keys that a remote recipe may not set: the loop, addresses that listen, folders that are written to."""
+NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache|evaluate\.tasks_path")
+"""Keys that a remote recipe may not set: the loop, addresses that listen, folders that are written to, and one with
+functions.
+"""
 REFERENCE = re.compile(r"\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
 """${model.width}: another key; no resolver."""
 FOREIGN_CODE: Mapping[str, Any] = {

@@ -22,8 +22,8 @@ from dtrain.resolve.targets import judged
 
 KEY = "evaluate.metrics"
 OF_TEXT = (
-    "bleu compares generated text with references, and an evaluation generates none: the text that a model finds "
-    "likeliest beside the right words is no translation. Generate with dtrain generate, and compare with sacrebleu."
+    "bleu compares generated text with references, and these metrics see the scores of the right tokens. It is one "
+    "of tasks that write text: dtrain evaluate as=lm_eval evaluate.tasks=[<task>], with metric: bleu in its YAML."
 )
 
 

@@ -5,11 +5,11 @@ run.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import Config, Schema, of_scope
+from dtrain.config.schema import Config, Schema, aside_rows, of_scope
 from dtrain.config.word import slug
 from dtrain.errors import WordsError
 
@@ -32,8 +32,16 @@ def digest(config: Config, **more: Any) -> str:
     """8 digits that say what a run computes: of every key but those that change nothing of it, and of `more`."""
     aside = of_scope("aside")
     words = {field.name: getattr(config, field.name) for field in fields(Schema) if field.name not in aside}
+    words = {name: _decisive(name, value) for name, value in words.items()}
     text = json.dumps({**words, **more}, sort_keys=True, default=vars)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _decisive(name: str, value: Any) -> Any:
+    """A value, or the rows of a section that decide about results."""
+    if not is_dataclass(value):
+        return value
+    return {row: each for row, each in vars(value).items() if f"{name}.{row}" not in aside_rows()}
 
 
 def _name(config: Config, group: str) -> str:

@@ -58,6 +58,11 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         "resume": config.resume, "init": config.init or _pretrained(config), "init_names": config.init_names,
         "fork": config.fork, "trust": tuple(config.trust), "log_every": config.log.every,
         "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples,
+        "tasks": {
+            "names": config.evaluate.tasks, "path": config.evaluate.tasks_path, "tokenizer": config.evaluate.tokenizer,
+            "shots": config.evaluate.shots, "limit": config.evaluate.limit, "context": config.evaluate.context,
+            "batch": config.evaluate.batch,
+        },
         "generate": vars(config.generate).copy(),
     }  # fmt: skip
 

@@ -1,28 +1,76 @@
 """`dtrain evaluate out=<run> [words]`: held-out loss of its newest checkpoint, or of the one at `init=`, on any
 mesh.
+
+dtrain evaluate out=<run> as=lm_eval evaluate.tasks=[hellaswag,arc_easy]    # tasks of the lm-evaluation-harness
 """
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, run_at, value_of
+from dtrain.config.facts import about
 from dtrain.config.schema import default
 from dtrain.config.word import text
 from dtrain.errors import StoreError, WordsError
+from dtrain.evaluation import tasks
 from dtrain.launcher import zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.secrets import screen
-from dtrain.storage import store
-from dtrain.storage.jsonl import clean
+from dtrain.storage import lease, store
+from dtrain.storage.jsonl import Journal, clean
+
+HARNESS = "lm_eval"
 
 
 def run(words: Sequence[str]) -> int:
+    kinds = {word.partition("=")[2] for word in words if word.startswith("as=")}
+    words = [word for word in words if not word.startswith("as=")]
+    if kinds - {HARNESS}:
+        raise WordsError(f"as={min(kinds - {HARNESS})}: evaluate knows as={HARNESS}, or none for the held-out loss.")
+    return _tasks(words) if kinds else _heldout(words)
+
+
+def _tasks(words: Sequence[str]) -> int:
+    """The tasks of lm_eval: a table, and an event of the run with their figures."""
+    plan, result = look_back(words, loop="dtrain.evaluation.benchmark.benchmark", check=_check)
+    if result is not None:
+        screen.say(f"step {result.step}", result.metrics["table"])
+        _record(plan, result)
+    return 0
+
+
+def _check(plan: Plan) -> None:
+    """Refuse a model that writes no text, and tasks that cannot be loaded. Raises WordsError and PreflightError."""
+    if not plan.tasks["names"]:
+        raise WordsError("evaluate as=lm_eval: which tasks? Type evaluate.tasks=[hellaswag,arc_easy].")
+    head, task = plan.model.get("task", "causal_lm"), about(plan.objective).get("task", "next_token")
+    if head != "causal_lm" or task != "next_token":
+        of = f"model.task={head}" if head != "causal_lm" else f"a run of {task}"
+        raise WordsError(f"evaluate as=lm_eval: tasks are for models that give the next token, and this is {of}.")
+    tasks.check(plan.tasks)
+
+
+def _record(plan: Plan, result: Result) -> None:
+    """Write the figures where those of the held-out data are: in the events of the run."""
+    state, owner = lease.holder(plan.out)
+    if state in ("held", "unknown") and not store.is_local(plan.out):
+        screen.complain(
+            f"{owner} writes events.jsonl, so these figures are in lm_eval.json alone.", begin="note: "
+        )  # a journal is written whole there
+        return
+    journal = Journal(store.join(plan.out, "events.jsonl"))
+    journal.append({"time": time.time(), "event": "evaluated", "step": result.step, **result.metrics["figures"]})
+    journal.close()
+
+
+def _heldout(words: Sequence[str]) -> int:
     plan, result = look_back(words, loop="dtrain.evaluation.evaluate.evaluate")
     if result is not None:
         screen.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))

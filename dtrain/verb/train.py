@@ -26,8 +26,12 @@ from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.verb.plan import before, say_left_out, show
 
-OF_VERBS = {"verify": "verify", "expect": "verify", "predict": "predict"}
-"""Key, up to its first dot -> the verb that alone uses it."""
+OF_VERBS = {
+    "verify": "verify", "expect": "verify", "predict": "predict",
+    **{f"evaluate.{name}": "evaluate as=lm_eval" for name in ("tasks", "tasks_path", "tokenizer", "shots", "limit",
+    "context", "batch")},
+}  # fmt: skip
+"""Key, or what stands before its first dot -> the verb that alone uses it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -42,13 +46,13 @@ def run(words: Sequence[str]) -> int:
 def decide(config: Config, cluster: Cluster) -> Plan:
     """Resolve the plan. Raises WordsError also for words that training does not use."""
     plan = resolve(config, cluster)
-    unused = [key for key, source in config.sources.items() if source == typed_at() and key.split(".")[0] in OF_VERBS]
+    typed = [key for key, source in config.sources.items() if source == typed_at()]
+    unused = {key: verb for key in typed if (verb := OF_VERBS.get(key) or OF_VERBS.get(key.split(".")[0]))}
     if unused:
         raise WordsError(
             *(
-                f"{key} ({typed_at()}): only {(verb := OF_VERBS[key.split('.')[0]])} uses it. Type dtrain {verb} <the "
-                f"words>, or leave {key} out."
-                for key in unused
+                f"{key} ({typed_at()}): only {verb} uses it. Type dtrain {verb} <the words>, or leave {key} out."
+                for key, verb in unused.items()
             )
         )
     return plan

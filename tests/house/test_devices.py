@@ -132,7 +132,9 @@ MADE = {
     "lengths of sequences, which are counted on the host": (
         "model/cache.py:KVCache.__init__", "model/cache.py:KVCache.begin", "model/cache.py:KVCache.positions",
     ),
-    "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:answers", "model/sampling.py:_last"),
+    "tokens of a prompt, which the forward that it is given to moves": (
+        "model/sampling.py:answers", "model/sampling.py:_last", "evaluation/scoring.py:Rows.of", "evaluation/scoring.py:Rows.shared", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:padded",
+    ),
     "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
 }  # fmt: skip
 WAITS_FOR = {
@@ -167,7 +169,7 @@ WAITS_FOR = {
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
+        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",

@@ -162,6 +162,7 @@ HELD = {
         "python -m dtrain steps=200 out=runs/base": "the same",
     },
     "evaluating.md": {
+        "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
         "python -m dtrain predict": "the same",
     },

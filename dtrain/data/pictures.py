@@ -15,7 +15,7 @@ from torch import Tensor
 from dtrain.data import Batch, Indices, Loading, shared
 from dtrain.data.order import _mix64
 from dtrain.data.pixels import Form, NoImage
-from dtrain.data.split import Scattered
+from dtrain.data.split import Blocks, Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import PreflightError
 from dtrain.lifecycle import loaders
@@ -64,7 +64,7 @@ class Pictures:
     dense = True
 
     def __init__(
-        self, decoder: Decoder, split: Scattered, *, outputs: int, workers: int, held: Records | None = None,
+        self, decoder: Decoder, split: Split, *, outputs: int, workers: int, held: Records | None = None,
         places: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self._decoder, self._split, self._outputs, self._workers = decoder, split, outputs, workers
@@ -118,7 +118,7 @@ class Pictures:
     def _heldout(self) -> "Pictures | None":
         images, split = self._decoder.images, self._split.rest()
         if self._held is not None:
-            images, split = self._held, Scattered.of(len(self._held), 0)
+            images, split = self._held, _split(self._held, 0)
         if split is None:
             return None
         decoder = Decoder(images, self._decoder.form, None)
@@ -147,9 +147,16 @@ def build(
     held = None if holdout_path is None else records.opened(format, holdout_path, where, image=image, label=label)
     return Pictures(
         Decoder(images, form, None if augment == "none" else seed),
-        Scattered.of(len(images), 0 if held else holdout), outputs=records.number_of(images.classes), workers=workers,
+        _split(images, 0 if held else holdout), outputs=records.number_of(images.classes), workers=workers,
         held=held,
     )  # fmt: skip
+
+
+def _split(images: Records, holdout: float) -> Split:
+    """The images that are trained on, in blocks if they are read so."""
+    if images.blocks is None:
+        return Scattered.of(len(images), holdout)
+    return Blocks(*images.blocks, holdout)
 
 
 def _norm(normalize: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -181,6 +181,8 @@ def files_of(key: str, data: Part, plan: Plan) -> Iterable[str]:
                 return shards.NO_ENDS
         if about(part).get("files") in IMAGES:
             return ""  # a listing of its own, as there may be millions
+        if about(part).get("files") == "hf":
+            return ""  # a folder, or a name of the hub: its rows are looked at
         files = store.find(path)
         if about(part).get("replayed") and len(files) < plan.mesh.data:
             return (

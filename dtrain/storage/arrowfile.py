@@ -1,5 +1,5 @@
-"""Datasets of Hugging Face as `save_to_disk` writes them: Arrow files, which are memory-mapped; a remote one is copied
-once. The package that wrote them is not needed.
+"""Datasets of Hugging Face as `save_to_disk` or `load_dataset` write them: Arrow files, which are memory-mapped; a
+remote one is copied once. The package that wrote them is not needed.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
-from dtrain.storage import parquetfile, rowindex, store
+from dtrain.storage import hubrows, parquetfile, rowindex, store
 from dtrain.storage.rowindex import Columns, Indices
 
 LARGEST = 1 << 26
@@ -21,6 +21,9 @@ CHUNK = 1 << 22
 
 def shards(path: str, split: str | None) -> list[str]:
     """The files of a saved dataset, or of a split of several. Raises PreflightError, and WordsError for the split."""
+    prepared = hubrows.prepared(path)
+    if prepared:
+        return hubrows.files(prepared, split)
     splits = _described(store.join(path, "dataset_dict.json")).get("splits")
     if splits is not None:
         if split is None and len(splits) > 1:
@@ -29,12 +32,21 @@ def shards(path: str, split: str | None) -> list[str]:
             raise WordsError(f"data.split={split}: {path} has no such split.{nearest(split, splits)}")
         path = store.join(path, split or splits[0])
     files = _described(store.join(path, "state.json")).get("_data_files")
+    if not isinstance(files, list) and hubrows.is_name(path):
+        raise PreflightError(hubrows.missing(path))
     if not isinstance(files, list):
         raise PreflightError(
             f"data.path={path}: this is no folder that save_to_disk of Hugging Face's datasets wrote. Name one, or "
             "type data=parquet, data=jsonl or data=csv for files of rows."
         )
     return [store.join(path, str(file["filename"])) for file in files]
+
+
+def is_dataset(path: str) -> bool:
+    """Whether it is a folder that save_to_disk wrote, or a dataset in the cache of the package."""
+    if hubrows.prepared(path):
+        return True
+    return any(store.exists(store.join(path, name)) for name in ("state.json", "dataset_dict.json"))
 
 
 def names(url: str, cache: Path) -> list[str]:
@@ -102,7 +114,7 @@ class ArrowFile:
         edges = {name: _edges(table, name) for name, kind in kinds.items() if kind == "whole" and table.num_rows}
         return {
             "names": table.column_names, "sizes": [table.num_rows], "bytes": [table.nbytes],
-            "sha256": digest.hexdigest(), "kinds": kinds,
+            "sha256": digest.hexdigest(), "kinds": kinds, "classes": parquetfile.class_names(table.schema),
             "smallest": {name: edge[0] for name, edge in edges.items()},
             "largest": {name: edge[1] for name, edge in edges.items()},
         }  # fmt: skip
@@ -119,19 +131,10 @@ def _edges(table: Any, name: str) -> tuple[int, int]:
     """
     import pyarrow.compute
 
-    if name in (named := _classes(table.schema)):
+    if name in (named := parquetfile.class_names(table.schema)):
         return 0, len(named[name]) - 1
     edges = pyarrow.compute.min_max(table.column(name)).as_py()
     return int(edges["min"] or 0), int(edges["max"] or 0)
-
-
-def _classes(schema: Any) -> dict[str, Sequence[str]]:
-    """Column -> the names of its classes, as the library notes them in a file."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
 
 
 def _described(url: str) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class Images:
     def digest(self) -> str:
         return str(self.facts["sha256"])
 
+    @property
+    def blocks(self) -> None:
+        return None
+
     def __len__(self) -> int:
         return int(self.facts["sizes"][0])
 

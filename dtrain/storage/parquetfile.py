@@ -1,6 +1,7 @@
 """A Parquet file whose row groups are read one at a time, by ranges where it is remote. Its index is its footer."""
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ class ParquetFile:
             "names": schema.names, "sizes": [group.num_rows for group in groups],
             "bytes": [sum(group.column(number).total_uncompressed_size for number in wanted) for group in groups],
             "sha256": hashlib.sha256(end + repr([*self.columns]).encode()).hexdigest(),
-            "kinds": {name: kind_of(schema.field(name).type) for name in self.columns},
+            "kinds": {name: kind_of(schema.field(name).type) for name in self.columns}, "classes": class_names(schema),
             "smallest": {name: edge[0] for name, edge in edges.items() if edge},
             "largest": {name: edge[1] for name, edge in edges.items() if edge},
         }  # fmt: skip
@@ -149,6 +150,8 @@ def how(columns: Sequence[str], raw: bool = False) -> list[Any]:
 
 def unread(table: Any, index: Indices) -> Columns:
     """The columns of some rows of a table, as values of Python."""
+    if any("binary" in str(each.type) for each in table.schema):  # take would copy all of the column
+        return {name: [table.column(name)[row].as_py() for row in index.tolist()] for name in table.column_names}
     rows = table.take(library("a Parquet file").array(index))
     return {name: rows.column(name).to_pylist() for name in rows.column_names}
 
@@ -192,6 +195,15 @@ def _numbers(column: Any, kind: str) -> Any:
     if arrow.types.is_decimal(column.type):
         column = column.cast(arrow.float64())
     return np.asarray(column).astype(np.int64 if kind == "whole" else np.float32)
+
+
+def class_names(schema: Any) -> dict[str, Sequence[str]]:
+    """Column -> the names of its classes, as Hugging Face's datasets notes them in a file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def kind_of(of: Any) -> str:

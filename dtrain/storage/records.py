@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from dtrain.config.constraints import is_number
 from dtrain.errors import PreflightError, WordsError, nearest
-from dtrain.storage import imageindex, rowindex, tarindex
+from dtrain.storage import imageindex, imagerows, rowindex, tarindex
 from dtrain.storage.rowindex import Indices
 
 MISSING = "data=images and data=webdataset need the pillow package. Type: pip install 'dtrain[images]'"
@@ -32,6 +32,11 @@ class Records(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The images and the bytes of each block that is read at once; None if images are read alone."""
+        ...
+
     def labels(self, index: Indices) -> Indices:
         """The class of each."""
         ...
@@ -49,7 +54,8 @@ def opened(format: str, path: str | Sequence[str], cache: Path, *, image: str, l
     """The images of `data.path`. Raises PreflightError, and WordsError for an argument that does not fit them."""
     if format == "webdataset":
         return tarindex.opened(path, cache, image=image, label=label)
-    return imageindex.opened(path, cache, image=image, label=label)
+    rows = imagerows.opened(path, cache, image=image, label=label)
+    return rows if rows is not None else imageindex.opened(path, cache, image=image, label=label)
 
 
 def number_of(classes: Sequence[str] | int) -> int:

@@ -207,6 +207,11 @@ def _kind(name: str, several: set[str], text: bool) -> str:
                 f"data: column {name} holds text. To train on it type data=text data.path=<the files> "
                 f"data.column={name}; a column of classes has a number for each, from 0 on."
             )
+        if not text and "binary" in kind:
+            raise WordsError(
+                f"data: column {name} holds images, or other bytes. To train on images type data=images "
+                f"data.path=<the same> data.image={name} data.label=<the column of classes>."
+            )
         if not text and kind.split(" ")[-1] not in ("whole", "fraction"):
             raise WordsError(f"data: column {name} holds {_plural(kind)}. Numbers and lists of numbers can be read.")
     if len({kind.replace("fraction", "whole") for kind in several}) > 1:

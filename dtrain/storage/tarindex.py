@@ -57,6 +57,10 @@ class Shards:
         digest = hashlib.sha256(json.dumps([facts["sha256"] for facts in self.facts]).encode())
         return digest.hexdigest()
 
+    @property
+    def blocks(self) -> None:
+        return None
+
     def __len__(self) -> int:
         return int(_ends(tuple(facts["sizes"][0] for facts in self.facts))[-1])
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from dtrain.data import images, webdataset
@@ -47,6 +49,14 @@ def folder(root: Path, count: int = 12, classes: Iterable[str] = ("rose", "daisy
         for number in range(count):
             (root / name / f"{number}.jpg").write_bytes(encoded(100 * place + number))
     return root
+
+
+def columns(path: Path, count: int) -> str:
+    """A Parquet file with a column of images and one of classes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {"image": [encoded(number) for number in range(count)], "label": [number % 2 for number in range(count)]}
+    pq.write_table(pa.table(table), path, row_group_size=5)
+    return str(path)
 
 
 def shard(path: Path, members: Mapping[str, bytes], format: int = tarfile.PAX_FORMAT) -> str:

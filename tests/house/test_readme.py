@@ -293,6 +293,7 @@ def test_the_commands_of_images_run(tmp_path: Path) -> None:
     drawn.folder(tmp_path / "flowers_val", 2)
     table = [f"flowers/{kind}/{number}.jpg,{kind}\n" for kind in ("rose", "tulip") for number in range(8)]
     (tmp_path / "labels.csv").write_text("file,kind\n" + "".join(table))
+    drawn.columns(tmp_path / "pictures/a.parquet", 24)
     for number in (0, 1):
         drawn.shard(tmp_path / f"shards/{number:03d}.tar", drawn.samples(12 * number, 12))
     for number, line in enumerate(block("docs/data.md", "python -m dtrain model=cnn").splitlines()):

@@ -30,7 +30,7 @@ PIPELINE = "strategy=pipeline devices=2 accumulate=4"
 QUICK = (
     "", "strategy=ddp devices=2 accumulate=2 precision=bf16", "strategy=zero3 devices=2 accumulate=2", "strategy=zero1 devices=2 optim=muon",
     "strategy=fsdp devices=2 precision=bf16 ema=0.99 remat=full", "strategy=fsdp devices=3 batch=6 model.hidden=200 optim=adafactor",
-    "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split tensor.loss=split", "strategy=ddp devices=2 mesh.cp=2 optim=sgd",
+    "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split tensor.loss=split", "strategy=ddp devices=2 mesh.cp=2 optim=sgd data.sequence=512 batch=2",
     "strategy=zero3 devices=2 model=moe mesh.ep=2", f"{PIPELINE} remat=selective", f"{PIPELINE} pipeline.schedule=zbv", "model=cnn strategy=fsdp devices=2", "model=mlp strategy=ddp devices=2",
 )  # fmt: skip
 """Some that meet every axis, strategy and optimizer once."""

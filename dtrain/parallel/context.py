@@ -13,17 +13,16 @@ Everything else in a transformer treats tokens one by one, so a rank needs only 
 
 The gradients and losses of the ranks are parts of one sum.
 
-    ring      keys and values pass from rank to rank, and each rank accumulates the attention of its queries to them
-              (Ring Attention, arXiv 2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so
-              that all ranks have the same work under a causal mask (for the reason, Striped Attention, arXiv
-              2311.09431; this zigzag layout is that of https://github.com/zhuzilin/ring-flash-attention and of Llama
-              3, arXiv 2407.21783). Any number of heads (ring.py).
+    ring      keys and values pass from rank to rank, and each rank joins the attention of its queries to them, block
+              by block, from torch's fused kernels (Ring Attention, arXiv 2310.01889; ring.py, kernels.py). Of 2 x size
+              chunks rank r holds chunks r and 2 x size - 1 - r, so that all ranks have the same work under a causal
+              mask (for the reason, Striped Attention, arXiv 2311.09431; this zigzag layout is that of
+              https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads.
     ulysses   ranks exchange sequence for heads, each computes some heads over the whole sequence with torch's own
               kernel, and they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1;
               the number of heads must be a multiple of size.
 
-Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
-width.
+Shapes: B batch, H heads, T a rank's tokens, D head width.
 """
 
 import inspect
@@ -31,7 +30,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal, final
 
 import torch
@@ -72,8 +71,8 @@ class Context:
         """`documents` of the forward that is running, for a model that builds its masks elsewhere."""
         self._positions: dict[int, Tensor] = {}
         self._calls = 0
-        self._seen: tuple[Tensor, Tensor] | None = None
-        """The newest documents of this rank's tokens, and which token attends to which in whole rows."""
+        self._seen: tuple[Tensor, Any] | None = None
+        """The newest documents of this rank's tokens, and what follows from those of all ranks."""
 
     def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of a batch: every tensor [B, T, ...] is cut along dim 1, where T is the length of the first
@@ -141,11 +140,14 @@ class Context:
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.method == "ulysses":
-            seen = None if attn_mask is None else self._whole(attn_mask)
+            seen = None if attn_mask is None else self._of_all(attn_mask, _sees)
             return self._by_heads(query, key, value, is_causal, scale, seen)
-        held = None if attn_mask is None else attn_mask[:, 0, 0].contiguous()
-        causal = is_causal or held is not None
-        return ring.attention(query, key, value, causal, scale, ring.Ring(self.group, self.rank, self.size), held)
+        place = ring.Ring(self.group, self.rank, self.size)
+        if attn_mask is None:
+            pieces = ring.pieces_of(place, query.shape[2], is_causal)
+        else:
+            pieces = self._of_all(attn_mask, partial(_pieces, place))
+        return ring.attention(query, key, value, pieces, scale, place)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -187,14 +189,12 @@ class Context:
             first, second = self.rank, 2 * self.size - 1 - self.rank
         return torch.cat([parts[first], parts[second]], dim)
 
-    def _whole(self, mine: Tensor) -> Tensor:
-        """Which token of whole rows attends to which, from the documents of each rank's tokens. All ranks call it; the
-        layers of a forward share it.
-        """
+    def _of_all(self, mine: Tensor, follows: Callable[[list[Tensor]], Any]) -> Any:
+        """`follows` of the documents of each rank's tokens; the layers of a forward share it. All ranks call it."""
         if self._seen is None or self._seen[0] is not mine:
             parts = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(parts, mine.contiguous(), group=self.group)
-            self._seen = mine, documents.sees(torch.cat(parts, 3)[:, 0, 0])
+            self._seen = mine, follows([part[:, 0, 0] for part in parts])
         return self._seen[1]
 
     def _by_heads(
@@ -252,6 +252,15 @@ class Context:
         raise WordsError(
             f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1."
         )
+
+
+def _sees(starts: list[Tensor]) -> Tensor:
+    """Which token of whole rows attends to which, from the documents of each rank's tokens [B, T]."""
+    return documents.sees(torch.cat(starts, 1))
+
+
+def _pieces(place: ring.Ring, starts: list[Tensor]) -> ring.Pieces:
+    return ring.pieces_of_documents(place, torch.stack(starts).cpu())
 
 
 def _are_documents(position_ids_BT: Tensor) -> bool:

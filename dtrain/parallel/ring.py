@@ -1,11 +1,11 @@
-"""Ring attention: keys and values pass from rank to rank, and each rank accumulates the attention of its queries to
-every block (arXiv 2310.01889).
+"""Ring attention: keys and values pass from rank to rank, and each rank joins the attention of its queries to every
+block (arXiv 2310.01889).
 
-A block is one call of torch's flash kernel for 16-bit types on a GPU, else, and for packed rows, which that kernel does
-not know, matrix products in fp32, the same everywhere.
+A block is computed by one of torch's fused kernels, forward and backward (kernels.py). No mask is needed: the chunks of
+a causal sequence, and the documents of packed rows, meet as whole rectangles or as causal squares, the pieces of a
+block.
 
-Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
-width.
+Shapes: B batch, H heads, K key-value heads, T a rank's tokens, D head width, R ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,26 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS = 1024
-"""Queries whose scores exist at one time: memory grows with ROWS x T, not with T x T."""
-FLASH = {
-    "cuda": (
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
-    ),
-    "cpu": (
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    ),
-}
-"""Device -> torch's operators behind F.scaled_dot_product_attention: the forward, which returns (output, logarithm of
-the sums, state for the backward), and its backward.
-"""
-HIDDEN = -1e30
-"""A score that adds nothing to a sum; finite, because a query may see no key of a block of other documents."""
-Pair = tuple[Tensor, Tensor]
-WIDEST = 256
-"""Largest head width of the CUDA kernel; it must be a multiple of 8."""
+from dtrain.parallel.kernels import kernel_of
+
+ALL = slice(None)
 
 
 class Ring(NamedTuple):
@@ -46,109 +29,135 @@ class Ring(NamedTuple):
     size: int
 
 
+class Piece(NamedTuple):
+    """Queries of this rank that attend to keys of another, in some rows of the batch; `causal`: they are as many, and
+    each attends to the keys up to its own place.
+    """
+
+    rows: slice
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+Pieces = Sequence[Sequence[Piece]]
+"""Of the block of each rank; every query is in a piece of its own rank's block."""
+
+
 def attention(
-    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring,
-    documents: Tensor | None = None,
+    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, pieces: Pieces, scale: float, ring: Ring
 ) -> Tensor:  # fmt: skip
     """[B, H, T, D] of this rank's queries over the keys of all ranks, which hold chunks rank and 2 x size - 1 - rank of
-    the sequence. `documents` int64 [B, T]: of these queries and keys, which meet in one document only.
+    the sequence.
     """
-    return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, documents, causal, scale, ring)  # type: ignore
+    return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, pieces, scale, ring)  # type: ignore
 
 
-def takes_flash(query: Tensor) -> bool:
-    """Whether blocks of such queries are computed by the flash kernel. Not on the CPU, where meshes are compared in
-    fp32.
+def pieces_of(ring: Ring, T: int, causal: bool) -> Pieces:
+    """The pieces of rows of one document each."""
+    pieces = list[list[Piece]]()
+    for source in range(ring.size):
+        queries, keys = _seen(ring, source, T) if causal else (slice(0, T), slice(0, T))
+        pieces.append([Piece(ALL, queries, keys, causal and source == ring.rank)])
+    return pieces
+
+
+def pieces_of_documents(ring: Ring, starts_RBT: Tensor) -> Pieces:
+    """The pieces of packed rows, in which tokens attend to those before them in their document. `starts_RBT`: of each
+    rank's tokens the place at which their document begins, in the memory of the host.
+
+    A rank's tokens are in the order of the sequence, so those of a document follow one another. Two blocks share few
+    documents, and see each of them as a rectangle.
     """
-    return (
-        query.device.type == "cuda"
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and query.shape[-1] % 8 == 0
-        and query.shape[-1] <= WIDEST
-    )
+    pieces = list[list[Piece]]()
+    for source in range(ring.size):
+        queries, keys = _seen(ring, source, starts_RBT.shape[2])
+        block = list[Piece]()
+        for row in range(starts_RBT.shape[1]):
+            mine = _documents(starts_RBT[ring.rank, row], queries)
+            theirs = _documents(starts_RBT[source, row], keys)
+            shared = (
+                Piece(slice(row, row + 1), mine[start], theirs[start], source == ring.rank)
+                for start in mine
+                if start in theirs
+            )
+            block += shared
+        pieces.append(block)
+    return pieces
 
 
-class _Ring(torch.autograd.Function):
-    """Blocks of keys and values pass from rank to rank; partial results are merged by the logarithms of their sums
-    (arXiv 2112.05682).
-
-    The backward passes the blocks round once more. Their gradients follow one rank behind, and are home after the last
-    step.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Tensor | None, causal: bool, scale: float,
-        ring: Ring,
-    ) -> Tensor:  # fmt: skip
-        ctx.causal, ctx.scale, ctx.ring = causal, scale, ring
-        q_BKGTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1))
-        with torch.autocast(q_BHTD.device.type, enabled=False):
-            blocks = _pass_round(ring, _moved(k_BKTD, v_BKTD, documents))
-            _, (k, v, *theirs) = next(blocks)
-            block_attention = flash_attention if documents is None and takes_flash(q_BHTD) else product_attention
-            out, lse = block_attention(q_BKGTD, k, v, causal, scale, *_pairs(documents, theirs))
-            for source, (k, v, *theirs) in blocks:
-                rows, columns = _seen(ring, source, causal, q_BHTD.shape[2])
-                pairs = _pairs(documents, theirs, rows, columns)
-                more = block_attention(
-                    q_BKGTD[..., rows, :], k[..., columns, :], v[..., columns, :], False, scale, *pairs
-                )
-                _join(out[..., rows, :], lse[..., rows], *more)
-        out_BHTD = out.flatten(1, 2).to(q_BHTD.dtype)
-        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, documents, out_BHTD, lse)
-        return out_BHTD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_BHTD: Tensor) -> tuple[Tensor | None, ...]:
-        q_BHTD, k_BKTD, v_BKTD, documents, out_BHTD, lse = ctx.saved_tensors
-        ring, heads = ctx.ring, (k_BKTD.shape[1], -1)
-        q, gradient = q_BHTD.unflatten(1, heads), gradient_BHTD.unflatten(1, heads)
-        with torch.autocast(q.device.type, enabled=False):
-            block_gradients = flash_gradients if documents is None and takes_flash(q) else product_gradients
-            out = out_BHTD.unflatten(1, heads)
-            dq = torch.zeros_like(q, dtype=lse.dtype)
-            sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k_BKTD, v_BKTD)]
-            moving: _Transfer | None = None
-            for source, (k, v, *theirs) in _pass_round(ring, _moved(k_BKTD, v_BKTD, documents)):
-                rows, columns = _seen(ring, source, ctx.causal, q.shape[3])
-                mine = (q[..., rows, :], gradient[..., rows, :], out[..., rows, :], lse[..., rows])
-                causal, pairs = ctx.causal and source == ring.rank, _pairs(documents, theirs, rows, columns)
-                part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale, *pairs)
-                dq[..., rows, :] += part
-                if moving:
-                    sums = moving.wait()
-                for whole, add in zip(sums, parts, strict=True):
-                    whole[..., columns, :] += add
-                moving = _Transfer(ring, sums)
-            assert moving
-            dk, dv = moving.wait()
-        return dq.flatten(1, 2).to(q.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None, None
+def _documents(starts_T: Tensor, tokens: slice) -> dict[int, slice]:
+    """The start of each document -> its tokens, of some tokens of a row."""
+    starts, counts = torch.unique_consecutive(starts_T[tokens], return_counts=True)
+    ends = (tokens.start + counts.cumsum(0)).tolist()
+    return {
+        start: slice(end - count, end) for start, count, end in zip(starts.tolist(), counts.tolist(), ends, strict=True)
+    }
 
 
-def _moved(k: Tensor, v: Tensor, documents: Tensor | None) -> list[Tensor]:
-    """The tensors that pass from rank to rank."""
-    return [k.contiguous(), v.contiguous(), *([] if documents is None else [documents])]
-
-
-def _pairs(
-    mine: Tensor | None, theirs: Sequence[Tensor], rows: slice = slice(None), columns: slice = slice(None)
-) -> list[Pair]:
-    """[(documents of the queries, of the keys) of a block]; empty if rows are one document each."""
-    return [] if mine is None else [(mine[:, rows], theirs[0][:, columns])]
-
-
-def _seen(ring: Ring, source: int, causal: bool, T: int) -> tuple[slice, slice]:
+def _seen(ring: Ring, source: int, T: int) -> tuple[slice, slice]:
     """(queries of this rank, keys of `source`) that meet: a causal mask shows or hides a chunk of another rank as a
     whole.
 
     Of an earlier rank, the first chunk comes before both chunks of this rank and the second after them; both chunks of
     a later rank come between them.
     """
-    if not causal or source == ring.rank:
+    if source == ring.rank:
         return slice(0, T), slice(0, T)
     return (slice(0, T), slice(0, T // 2)) if source < ring.rank else (slice(T // 2, T), slice(0, T))
+
+
+class _Ring(torch.autograd.Function):
+    """Blocks of keys and values pass from rank to rank; partial results are joined by the logarithms of their sums
+    (arXiv 2112.05682).
+
+    The backward passes the blocks round once more: each is that of its kernel, given output and logarithms over all
+    blocks, as in https://github.com/zhuzilin/ring-flash-attention. The gradients of keys and values follow one rank
+    behind, and are home after the last step.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, pieces: Pieces, scale: float, ring: Ring
+    ) -> Tensor:
+        ctx.pieces, ctx.scale, ctx.ring, ctx.kernel = pieces, scale, ring, kernel_of(q_BHTD, k_BKTD, v_BKTD)
+        high = torch.promote_types(q_BHTD.dtype, torch.float32)
+        B, H, T, _ = q_BHTD.shape
+        # tokens before heads, as sdpa does: what follows joins the heads without a copy
+        out = torch.empty(B, T, H, v_BKTD.shape[3], dtype=high, device=q_BHTD.device).transpose(1, 2)
+        lse = torch.empty(B, H, T, dtype=high, device=q_BHTD.device)
+        with torch.autocast(q_BHTD.device.type, enabled=False):
+            for source, (k, v) in _pass_round(ring, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
+                for rows, queries, keys, causal in pieces[source]:
+                    block = q_BHTD[rows, :, queries], k[rows, :, keys], v[rows, :, keys]
+                    more = ctx.kernel.forward(*block, causal, scale)
+                    join = _put if source == ring.rank else _join
+                    join(out[rows, :, queries], lse[rows, :, queries], *more)
+        out_BHTD = out.to(q_BHTD.dtype)
+        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse)
+        return out_BHTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BHTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse = ctx.saved_tensors
+        ring, moving = ctx.ring, None
+        dq, *sums = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q_BHTD, k_BKTD, v_BKTD))
+        with torch.autocast(q_BHTD.device.type, enabled=False):
+            for source, (k, v) in _pass_round(ring, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
+                parts = list[tuple[Tensor, Tensor, Tensor]]()
+                for rows, queries, keys, causal in ctx.pieces[source]:
+                    gradient, q, out, logs = (x[rows, :, queries] for x in (gradient_BHTD, q_BHTD, out_BHTD, lse))
+                    block = q, k[rows, :, keys], v[rows, :, keys]
+                    parts.append(ctx.kernel.backward(gradient, *block, out, logs, causal, ctx.scale))
+                sums = moving.wait() if moving else sums
+                for (rows, queries, keys, _), part in zip(ctx.pieces[source], parts, strict=True):
+                    for whole, add, tokens in zip((dq, *sums), part, (queries, keys, keys), strict=True):
+                        whole[rows, :, tokens] += add
+                moving = _Transfer(ring, sums)
+            assert moving
+            dk, dv = moving.wait()
+        return dq.to(q_BHTD.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None
 
 
 class _Transfer:
@@ -176,96 +185,9 @@ def _pass_round(ring: Ring, tensors: list[Tensor]) -> Iterator[tuple[int, list[T
             tensors = transfer.wait()
 
 
-def product_attention(
-    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float, pair: Pair | None = None
-) -> tuple[Tensor, Tensor]:
-    """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in
-    fp32 or more. `pair`: documents of the queries [B, T] and of the keys [B, S].
-    """
-    q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
-    outs, sums = [], []
-    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
-        scores = _scores(q[..., rows, :], k[..., columns, :], scale, rows, causal, pair)
-        lse = scores.logsumexp(-1)
-        outs.append(torch.einsum("bkgts,bksd->bkgtd", scores.sub_(lse[..., None]).exp_(), v[..., columns, :]))
-        sums.append(lse)
-    return torch.cat(outs, 3), torch.cat(sums, 3)
-
-
-def product_gradients(
-    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
-    pair: Pair | None = None,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k and v from one block, given the whole output, its gradient, and the lse over all blocks.
-
-    The equations are those of FlashAttention-2, arXiv 2307.08691.
-    """
-    delta = (gradient.to(lse.dtype) * out).sum(-1)
-    q, gradient, k, v = _raised(q, gradient, k, v)
-    dk, dv, parts = torch.zeros_like(k), torch.zeros_like(v), []
-    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
-        q_t, gradient_t, k_s, v_s = q[..., rows, :], gradient[..., rows, :], k[..., columns, :], v[..., columns, :]
-        weights = _scores(q_t, k_s, scale, rows, causal, pair).sub_(lse[..., rows, None]).exp_()
-        dv[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, gradient_t)
-        weights *= torch.einsum("bkgtd,bksd->bkgts", gradient_t, v_s).sub_(delta[..., rows, None]).mul_(scale)
-        dk[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, q_t)
-        parts.append(torch.einsum("bkgts,bksd->bkgtd", weights, k_s))
-    return [torch.cat(parts, 3), dk, dv]
-
-
-def flash_attention(
-    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """As `product_attention`, by one kernel that multiplies in the type of its inputs and adds up in fp32."""
-    forward, groups = FLASH[q_BKGTD.device.type][0], q_BKGTD.shape[1:3]
-    out, lse = forward(
-        q_BKGTD.flatten(1, 2), _each_head(k_BKSD, groups), _each_head(v_BKSD, groups), 0.0, causal, scale=scale
-    )[:2]
-    return out.unflatten(1, groups).float(), lse.unflatten(1, groups)
-
-
-def flash_gradients(
-    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> list[Tensor]:
-    """As `product_gradients`, by the kernel's own backward."""
-    backward, groups = FLASH[q.device.type][1], q.shape[1:3]
-    inputs = _each_head(k, groups), _each_head(v, groups)
-    queries = [x.flatten(1, 2).contiguous() for x in (gradient, q)]
-    results = [x.flatten(1, 2).contiguous() for x in (out, lse)]
-    if q.device.type == "cuda":  # `unused`: the generator's state for dropout
-        unused = torch.empty(0, dtype=torch.int64, device=q.device)
-        extra: tuple[Any, ...] = (None, None, q.shape[3], k.shape[2], 0.0, causal, unused, unused)
-    else:
-        extra = (0.0, causal)
-    dq, dk, dv = backward(*queries, *inputs, *results, *extra, scale=scale)
-    return [dq.unflatten(1, groups).float(), *(x.unflatten(1, groups).float().sum(2) for x in (dk, dv))]
-
-
-def _each_head(x_BKSD: Tensor, groups: Sequence[int]) -> Tensor:
-    """[B, H, S, D]: keys or values, repeated for each query head of their group."""
-    return x_BKSD[:, :, None].expand(-1, -1, groups[1], -1, -1).flatten(1, 2)
-
-
-def _raised(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
-
-
-def _tiles(T: int, S: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """(queries, the keys that they attend to)."""
-    for first in range(0, T, ROWS):
-        yield slice(first, first + ROWS), slice(0, first + ROWS if causal else S)
-
-
-def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, rows: slice, causal: bool, pair: Pair | None) -> Tensor:
-    """[B, K, G, T, S] of the queries `rows` of a block."""
-    scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(rows.start + 1)
-        scores.masked_fill_(hidden, HIDDEN)
-    if pair is not None:
-        mine, theirs = pair[0][:, None, None, rows, None], pair[1][:, None, None, None, : scores.shape[-1]]
-        scores.masked_fill_(mine != theirs, HIDDEN)
-    return scores
+def _put(out: Tensor, lse: Tensor, first: Tensor, first_lse: Tensor) -> None:
+    out.copy_(first)
+    lse.copy_(first_lse)
 
 
 def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:

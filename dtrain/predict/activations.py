@@ -157,14 +157,14 @@ class ActivationModel:
     def rotate(self, x: Value) -> Value:
         return self.op([x], Value(x.numbers, self.types.compute, x.layout))
 
-    def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, copied: bool) -> Value:
-        """Scaled dot-product attention. `copied`: the output is copied, because it came from other ranks."""
+    def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, context: str) -> Value:
+        """Scaled dot-product attention. `context`: ulysses: the output is copied, because it came from other ranks."""
         self.attentions.append(shape)
         self.attention_work += 2 * shape.heads * shape.head * shape.tokens**2
         sums, out = Value(shape.heads * shape.tokens, 4, q.layout), Value(q.numbers, shape.bytes, q.layout)
         self._products += [out, sums]
         self.op([q, k, v], out, q, k, v, out, sums)
-        return self.op([out], Value(out.numbers, out.bytes, out.layout)) if copied else out
+        return self.op([out], Value(out.numbers, out.bytes, out.layout)) if context == "ulysses" else out
 
     def add(self, a: Value, b: Value) -> Value:
         return self.op([a, b], Value(a.numbers, max(a.bytes, b.bytes), a.layout), passed=True)

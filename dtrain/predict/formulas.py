@@ -23,14 +23,14 @@ NEXT = "sequence_parallel"
 
 @dataclass(frozen=True)
 class Run:
-    """Inputs of the formulas besides the model's arguments. `tokens` per sample; `sharded`: its sequence is split over
-    several ranks; `cast`: inputs are cast to another type.
+    """Inputs of the formulas besides the model's arguments. `tokens` per sample; `context`: the way in which ranks that
+    share a sequence attend to all of it, or empty; `cast`: inputs are cast to another type.
     """
 
     types: Types
     fused: bool
     tokens: int
-    sharded: bool
+    context: str
     cast: bool
     task: str
 
@@ -52,7 +52,8 @@ def shapes(plan: Plan) -> Shapes | None:
         return None
     if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
         return None
-    run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, task)
+    context = plan.context["attention"] if plan.mesh.cp > 1 else ""
+    run = Run(flowing(plan), plan.device == "cuda", tokens, context, types_of(plan).param != 4, task)
     return FORMULAS[formula](part, run)
 
 
@@ -116,7 +117,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.sharded)
+    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), context=run.context)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 

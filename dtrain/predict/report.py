@@ -8,6 +8,7 @@ from dtrain.predict.advice import Change
 from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
 from dtrain.predict.prediction import LIBRARIES, Prediction
+from dtrain.predict.shapes import in_tiles
 from dtrain.predict.view import groups
 
 Row = tuple[str, str]
@@ -124,6 +125,14 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
         yield "", f"{lowest} to {highest} a step would be usual for a {kind} run"
     else:
         yield "", f"how far off this may be is not known: no {kind} run is published with its words"
+    tiles = next((one for block in prediction.shapes.blocks for one in block.attention if in_tiles(plan, one)), None)
+    if tiles:
+        widths = f"{tiles.head}" if tiles.head == tiles.value else f"{tiles.head} with values of {tiles.value}"
+        where = "the CPU" if plan.device == "cpu" else "a GPU"
+        yield (
+            "",
+            f"on {where} torch fuses no attention to heads of {widths}: the ring multiplies tiles of scores in fp32",
+        )
     parts = {"matmul": time.products, "attention": time.attention, "activations": time.activations}
     parts |= {"dispatch": time.starting} | {f"{axis} calls": spent for axis, spent in time.collectives.items()}
     parts |= {"contention": time.contention, "pipeline bubble": time.waits, "optimizer": time.optimizer}

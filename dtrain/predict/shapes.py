@@ -74,6 +74,17 @@ class Attention:
     grad_out: bool = True
 
 
+def in_tiles(plan: Plan, one: Attention) -> bool:
+    """Whether a ring computes it by products in fp32 over tiles of scores, because torch has no fused kernel for it
+    (dtrain/parallel/kernels.py): on a GPU the heads of all fill whole 16 bytes, on the CPU they have one width.
+    """
+    if plan.mesh.cp == 1 or plan.context["attention"] != "ring":
+        return False
+    if plan.device == "cpu":
+        return one.head != one.value
+    return any(width * one.bytes % 16 for width in (one.head, one.value))
+
+
 @dataclass(frozen=True)
 class Experts:
     """One mixture of `count` experts, of which each token uses `active`: a sample sends them `rows` rows of `width`

@@ -12,8 +12,9 @@ nodes=4`.
 A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice that for an all-reduce
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md); its k ranks on a node share k links out of it.
 Gathers and reductions over the data axes overlap with compute, except the first and the last one, and slow it down. The
-head and attention are computed in bf16 with precision=fp8. MFU counts 3 x the forward, with attention as a full square,
-against the peak (PaLM, arXiv 2204.02311, appendix B).
+head and attention are computed in bf16 with precision=fp8. A ring computes its blocks with the kernels of whole
+sequences, at their efficiency; what torch has no fused kernel for, at the speed of fp32. MFU counts 3 x the forward,
+with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B).
 
 It is an estimate: how far off for which kind of run is in tests/bench/RESULTS.md.
 """
@@ -32,7 +33,7 @@ from dtrain.predict import formulas
 from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
-from dtrain.predict.shapes import Block, Shapes, stages_of
+from dtrain.predict.shapes import Block, Shapes, in_tiles, stages_of
 from dtrain.predict.state_bytes import gathered, holding_of
 from dtrain.predict.view import Group, groups
 from dtrain.predict.work import recomputed
@@ -174,6 +175,14 @@ def _peak(plan: Plan, machine: Machine, inside: bool = True) -> float:
     return flops * (1 if machine.gpus else plan.threads)
 
 
+def _attention_peak(plan: Plan, machine: Machine, block: Block) -> float:
+    """FLOP per second of one rank in the attention of a block."""
+    fused = _peak(plan, machine, False)
+    if any(in_tiles(plan, one) for one in block.attention):
+        return min(fused, machine.flops["fp32"] * (1 if machine.gpus else plan.threads))
+    return fused
+
+
 def _bandwidth(plan: Plan, machine: Machine) -> float:
     """Memory bandwidth of one rank in bytes per second."""
     return machine.bandwidth / (1 if machine.gpus else plan.devices)
@@ -188,12 +197,14 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
         more = again * block.listed
         operations = block.count * 2 * (block.work + block.backward_work + block.work * more)
         products += operations / _peak(plan, machine, block.listed) * (1 + _reads(plan, block, machine))
-        attention += block.count * block.attention_work * CAUSAL * (7 + 2 * more)
+        attention += (
+            block.count * block.attention_work * CAUSAL * (7 + 2 * more) / _attention_peak(plan, machine, block)
+        )
         moved += block.count * block.saved["all"].of(plan) * (moves + more)
     share = samples / split
     return Computing(
         products * share / machine.efficiency,
-        attention * share / (_peak(plan, machine, False) * machine.attention),
+        attention * share / machine.attention,
         moved * samples / _bandwidth(plan, machine),
     )
 

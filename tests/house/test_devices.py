@@ -168,6 +168,9 @@ WAITS_FOR = {
     "masks and positions of the data, which a part of a sequence cannot have": (
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
+    "where documents of packed rows begin, once in a forward: the host cuts attention by them": (
+        "parallel/context.py:_pieces", "parallel/ring.py:_documents",
+    ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
         "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
@@ -181,8 +184,8 @@ CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
     "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
-        "compile/blocks.py:build", "parallel/ring.py:", "parallel/ring.py:flash_gradients",
-        "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
+        "compile/blocks.py:build", "parallel/kernels.py:kernel_of",
+        "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
         "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:", "resolve/reduction.py:_hides",

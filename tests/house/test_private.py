@@ -26,7 +26,9 @@ PRIVATE = {
     "_current_graph_task_id": "torch._C", "_is_view": "torch.Tensor", "_version": "torch.Tensor", "_cdata": "torch.UntypedStorage",
     "_foreach_add_": "torch", "_foreach_copy_": "torch", "_foreach_div_": "torch", "_foreach_lerp": "torch", "_foreach_lerp_": "torch",
     "_foreach_mul_": "torch", "_foreach_norm": "torch", "_foreach_sub": "torch", "_opoverload": "torch._library.custom_ops",
+    # parallel/kernels.py: the public function gives no logarithms, by which the blocks of a ring are joined
     "_scaled_dot_product_flash_attention": "torch.ops.aten", "_scaled_dot_product_flash_attention_backward": "torch.ops.aten",
+    "_scaled_dot_product_efficient_attention": "torch.ops.aten", "_scaled_dot_product_efficient_attention_backward": "torch.ops.aten",
     "_scaled_dot_product_flash_attention_for_cpu": "torch.ops.aten", "_scaled_dot_product_flash_attention_for_cpu_backward": "torch.ops.aten",
     "_Action": "torch.distributed.pipelining.schedules", "_ComputationType": "torch.distributed.pipelining.schedules",
     "_PipelineScheduleRuntime": "torch.distributed.pipelining.schedules",

@@ -53,6 +53,26 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     assert computing + sum(time.collectives.values()) + time.waits + time.optimizer == pytest.approx(time.seconds)
 
 
+def test_a_ring_without_a_fused_kernel_is_told_and_priced() -> None:
+    """On a GPU heads of 36 numbers of 16 bits are 72 bytes, of fp32 whole 16 bytes; ulysses calls what one process does."""
+    words = ("cluster=h100x8", "nodes=1", "devices=2", "strategy=ddp", "mesh.cp=2", "precision=bf16", "batch=8")
+    tiles, fused, heads, high = (
+        predicted(*words, *more)
+        for more in (
+            ["model.width=144"], ["model.width=160"], ["model.width=144", "context.attention=ulysses"], ["model.width=144", "precision=fp32"],
+        )
+    )  # fmt: skip
+    said = "on a GPU torch fuses no attention to heads of 36: the ring multiplies tiles of scores in fp32"
+    assert [said in [text for _, text in rows(*each)] for each in (tiles, fused, heads, high)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    spent = [prediction.time.attention for _, prediction in (tiles, fused, heads) if prediction.time]
+    assert spent[2] < spent[1] < spent[0]
+
+
 def test_of_a_machine_that_is_not_known_no_time_is_claimed() -> None:
     asked, prediction = predicted("devices=1", on=Cluster(gpus=1, cpus=8, gpu="NVIDIA GeForce RTX 3060"))
     assert prediction.time is None

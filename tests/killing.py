@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from commands import COMMAND
 from launching import mentioning, started
 from mounts import Unsteady
 from safetensors.numpy import load
@@ -115,8 +114,11 @@ def survive(
     seconds: float = 600,
     url: str | None = None,
     storage: Unsteady | None = None,
+    by: Sequence[str] = (),
 ) -> dict[str, int]:
     """Start the words, kill something every now and then, start them again when the command itself is dead. How often what was killed.
+
+    `by` is the command; none: one that is forked from this process, in a tenth of the time.
 
     `out` is a local folder, and where the run lives unless `url` says another place. `storage` it lies on gets into trouble as often.
 
@@ -124,7 +126,7 @@ def survive(
     """
     chance, done, deadline = random.Random(seed), dict.fromkeys(targets, 0), time.monotonic() + seconds
     words = [*words, f"out={url or out}"]
-    process = started(out, *words, by=COMMAND)
+    process = started(out, *words, by=by)
     while True:
         _moment(process, chance, longest)
         assert time.monotonic() < deadline, f"not done after {seconds} s and {done}:\n{_ended(process)}"
@@ -142,7 +144,7 @@ def survive(
             if not (storage and storage.excuses(code)) and code != -signal.SIGKILL:
                 assert code == 0, f"exit code {code} after {done}:\n{output}"
                 return done
-            process = started(out, *words, by=COMMAND)
+            process = started(out, *words, by=by)
 
 
 def _moment(process: "subprocess.Popen[str]", chance: random.Random, longest: float) -> None:

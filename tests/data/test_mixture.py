@@ -261,7 +261,7 @@ def test_a_run_that_is_killed_five_times_is_the_untouched_one(words: tuple[str, 
     assert whole.returncode == 0, whole.stderr
     kills = 0
     while True:
-        process = subprocess.Popen(
+        process = commands.Forked(
             [*commands.COMMAND, *SMALL, of, *words, f"out={tmp_path}/killed"],
             env=env,
             start_new_session=True,

@@ -106,7 +106,6 @@ def test_a_finished_run_does_not_go_on_unless_it_is_given_more_patience(referenc
     assert last["event"] == "finished" and "not improved in 4 evaluations" in last["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.campaign("kills")
 def test_a_killed_run_ends_at_the_same_step(tmp_path: Path) -> None:
     words = [*WORDS, "launcher=local", "launcher.restarts=1000", "checkpoint.every=7", "stop.patience=40", "steps=2000"]

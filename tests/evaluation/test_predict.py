@@ -199,7 +199,7 @@ def test_killed_twice_on_four_ranks_it_writes_what_one_writes(tmp_path: Path) ->
     assert commands.run(*asked, "predict.to=one.jsonl", cwd=tmp_path).returncode == 0
     many, parts = [*asked, "predict.to=many.jsonl", "strategy=ddp", "devices=4"], tmp_path / "many.jsonl.parts"
     for least, with_, code in ((10, signal.SIGINT, 130), (30, signal.SIGKILL, -9), (60, signal.SIGKILL, -9)):
-        begun = subprocess.Popen(
+        begun = commands.Forked(
             [*commands.COMMAND, *many], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
         while not parts.exists() or len([*parts.iterdir()]) < least:

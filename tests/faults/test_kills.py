@@ -12,6 +12,7 @@ from typing import Any
 
 import mounts
 import pytest
+from commands import COMMAND
 from killing import leavings, nothing_left, survive
 from pool import ranks
 
@@ -27,7 +28,7 @@ STRATEGIES = {
 """Long enough to be killed again and again."""
 MODES = ("blocking", "background")
 KILLS = 13
-"""Eight runs of them are a hundred."""
+"""Eight runs of them are a hundred, and four are run often. Those that save while the run waits begin with a new interpreter, the others with a fork."""
 QUICK = {
     ("single", "blocking"): "unsteady", ("ddp", "blocking"): "local", ("fsdp", "blocking"): "s3", ("pipeline", "blocking"): "unsteady",
     ("single", "background"): "s3", ("ddp", "background"): "unsteady", ("fsdp", "background"): "local", ("pipeline", "background"): "s3",
@@ -63,14 +64,15 @@ def killed(
     untouched: dict[str, dict[str, object]] = request.getfixturevalue("untouched")
     every = 50 if storage == "s3" else 10  # the server of S3 takes half a second for each
     words = [*WORDS, *STRATEGIES[strategy], f"checkpoint.mode={mode}", f"checkpoint.every={every}"]
+    by = COMMAND if mode == "blocking" else ()
     if storage == "unsteady":
         if not mounts.are_allowed():
             pytest.skip("this user may make no mount namespace")
-        ((done, troubles, left),) = ranks(1, in_trouble, words, place, seed, kills, seconds=900)
+        ((done, troubles, left),) = ranks(1, in_trouble, words, place, seed, kills, by, seconds=900)
         assert sum(troubles.values()) > 1, "the storage was never in trouble"
     else:
         url = f"{request.getfixturevalue('s3')}/{place.name}" if storage == "s3" else str(place / "run")
-        done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5)
+        done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5, by=by)
         left = ranks(1, leavings, url)[0]  # in a process of its own: a client of S3 starts threads
     assert sum(done.values()) > kills // 2, "the run was over before it was killed"
     assert left["rows"] == untouched[strategy]["rows"], done
@@ -79,7 +81,7 @@ def killed(
 
 
 def in_trouble(
-    words: list[str], place: Path, seed: int, kills: int
+    words: list[str], place: Path, seed: int, kills: int, by: tuple[str, ...]
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Any]]:
     """A process of its own has the mounts: how often what was killed, and which trouble there was, and what is left."""
     for name in (
@@ -93,7 +95,9 @@ def in_trouble(
     ):
         del os.environ[name]
     storage, url = mounts.Unsteady(place / "disk"), str(place / "disk/run")
-    done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5, storage=storage)
+    done = survive(
+        words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5, storage=storage, by=by
+    )
     return done, storage.begun, leavings(url)
 
 

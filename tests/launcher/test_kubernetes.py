@@ -116,6 +116,7 @@ def test_the_pods_of_a_job_are_the_workers_of_a_sweep(cluster: dict[str, str], p
     assert [result["status"] for result in results] == ["finished"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_a_pod_that_is_deleted_comes_back_and_no_step_is_lost(cluster: dict[str, str], place: Path) -> None:
     command = Forked(

@@ -167,6 +167,9 @@ def training() -> Iterator[None]:
 
 def _note(number: int, _: FrameType | None) -> None:
     if note(number) and _repeats_end[0]:
+        if not _enforcer:
+            _enforcer[:] = [object()]
+            _thread.start_new_thread(_outlast, (_enforcer[0],))
         raise KeyboardInterrupt
 
 
@@ -180,6 +183,17 @@ def _end(number: int, _: FrameType | None) -> None:
         # not a Thread, which takes locks that the interrupted code may hold
         _thread.start_new_thread(_enforce, (_enforcer[0], number))
     raise _ended[0]
+
+
+def _outlast(mine: object) -> None:
+    """Runs beside the main thread: ends the process that a second request has not ended in time, such as one that waits
+    for a thread that reads samples, which no exception reaches.
+    """
+    time.sleep(ENDING_SECONDS)
+    if _enforcer == [mine]:
+        with contextlib.suppress(OSError):
+            os.write(2, b"dtrain: ended by a second request to stop, while a thread would not end\n")
+        os._exit(EXIT_CODES["interrupted"])
 
 
 def _end_now() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -148,6 +149,26 @@ def test_a_wish_is_noted_and_its_repetition_ends(
     numbers: list[int], apart: float, forwarded: bool, then: int | str
 ) -> None:
     assert ranks(1, lambda: noted(*numbers, apart=apart, forwarded=forwarded)) == [then]
+
+
+def hung() -> None:
+    with signals.ending(), ThreadPoolExecutor(1) as pool:
+        signals.listen()
+        reading = pool.submit(time.sleep, 60)
+        signals.note(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reading.result()
+
+
+def test_a_repetition_ends_who_waits_for_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signals, "ENDING_SECONDS", 0.2)
+    began = time.monotonic()
+    _, status = os.waitpid(fork(hung), 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert time.monotonic() - began < 20
+    assert "ended by a second request" in capfd.readouterr().err
 
 
 def restored(interrupt: Callable[..., None] | signal.Handlers) -> bool:

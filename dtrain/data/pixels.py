@@ -18,6 +18,8 @@ from dtrain.errors import first_line
 
 ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, width and height change places."""
+ORIENTATIONS = range(1, 9)
+"""Other values mean nothing."""
 RATIOS = (3 / 4, 4 / 3)
 """Width by height of a random crop."""
 TRIES = 10
@@ -75,6 +77,7 @@ class Form:
         try:
             with Image.open(io.BytesIO(data)) as image:
                 orientation = image.getexif().get(ORIENTATION, 1)
+                orientation = orientation if orientation in ORIENTATIONS else 1
                 width, height = image.size[::-1] if orientation >= 5 else image.size
                 box = self._crop(width, height, draws) if draws is not None else (0, 0, width, height)
                 sides = self._sides(box) if draws is None else self.size

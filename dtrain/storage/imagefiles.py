@@ -1,6 +1,7 @@
 """Which images are in a folder of class folders, or named by the rows of a table, and the class of each."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,8 @@ DEPTH = 16
 """Folders below each other, on other storage."""
 STREAMS = 16
 ROWS = 4096
+CLASSES = 1_000_000
+"""The most classes, so that a number that is no class makes no output of the model."""
 Entry = tuple[str, int, int, int]
 """Path below the root, bytes, time in ns or 0, class."""
 
@@ -127,7 +130,10 @@ def _walk(
                 if not entry.name.startswith("."):
                     yield from _walk(Path(entry.path), f"{above}{entry.name}/", {**outer, place: str(folder)}, folders)
             elif entry.name.lower().endswith(SUFFIXES):
-                yield above + entry.name, entry.stat()
+                found = entry.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise PreflightError(f"data.path: {shown(entry.path)} is no file. Remove what is no image.")
+                yield above + entry.name, found
     except OSError as error:
         raise PreflightError(
             f"data.path: {shown(str(error.filename or folder))} cannot be read: {error.strerror}."
@@ -209,12 +215,20 @@ def numbered(labels: Sequence[Any], where: str) -> tuple[list[int], list[str], i
     """
     texts = {*map(str, labels)}
     if all(text.strip().isdecimal() for text in texts):
+        largest = max(texts, key=lambda text: (len(text.strip().lstrip("0")), text))
+        if len(largest.strip().lstrip("0")) > len(str(CLASSES)) or int(largest) >= CLASSES:
+            raise PreflightError(
+                f"{where} has the class {largest.strip()[:40]}, and a model has an output for each number up to it. "
+                f"Number the {len(texts)} classes from 0 on, or give them names."
+            )
         values = [int(label) for label in labels]
         classes, outputs = list[str](), max(values) + 1
     else:
         odd = next((text for text in sorted(texts) if not text.strip() or _is_number(text)), None)
         if odd is not None:
-            what = f"{odd!r} among names" if odd.strip() else "an empty label"
+            name = next((text for text in sorted(texts) if text.strip() and not _is_number(text)), "")
+            what = f"the number {odd!r} among names, such as {name!r}: classes are all numbers or all names"
+            what = what if odd.strip() else "an empty label"
             if all(map(_is_number, texts)):
                 wrong = next(text for text in sorted(texts) if not text.strip().isdecimal())
                 what = f"{wrong}: a class is a whole number from 0 on, or a name"
@@ -243,4 +257,4 @@ def _state(url: str) -> tuple[int, int]:
         state = store.local_path(url).stat()
     except OSError:
         return -1, 0
-    return state.st_size, state.st_mtime_ns
+    return (state.st_size, state.st_mtime_ns) if stat.S_ISREG(state.st_mode) else (-1, 0)

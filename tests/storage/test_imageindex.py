@@ -137,6 +137,14 @@ def test_a_file_that_is_no_image_is_told_before_the_launch(data: bytes, sentence
     assert refused(root, tmp_path) == f"data.path: {root}/rose/1.jpg {sentence}, and 1 more. Remove what is no image."
 
 
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    root = folder(tmp_path / "flowers", 3)
+    os.mkfifo(root / "rose/pipe.jpg")
+    assert refused(root, tmp_path) == f"data.path: {root}/rose/pipe.jpg is no file. Remove what is no image."
+    (tmp_path / "table.csv").write_text("image,label\nflowers/rose/pipe.jpg,a\nflowers/rose/0.jpg,b\n")
+    assert "1 image(s) are not there, first in row 1" in refused(tmp_path / "table.csv", tmp_path)
+
+
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("labels", [["rose", "daisy", "rose"], [2, 0, 2]])
 def test_a_table_names_images_and_their_classes(format: str, labels: list[Any], tmp_path: Path) -> None:
@@ -168,7 +176,9 @@ def test_a_table_names_images_and_their_classes(format: str, labels: list[Any], 
         ("a.jpg,rose\na.jpg,rose\n", "column label: rose is the only class"),
         ("a.jpg,1.5\na.jpg,0\n", "1.5: a class is a whole number from 0 on, or a name"),
         ("a.jpg,-1\na.jpg,0\n", "-1: a class is a whole number from 0 on, or a name"),
-        ("a.jpg,7\na.jpg,rose\n", "column label has '7' among names"),
+        ("a.jpg,7\na.jpg,rose\n", "column label has the number '7' among names, such as 'rose': classes are all"),
+        ("a.jpg,0\na.jpg,1000000\n", "has the class 1000000, and a model has an output for each.* Number the 2"),
+        (f"a.jpg,0\na.jpg,{'9' * 5000}\n", "column label has the class 9{40}, and"),
         ("", "there is no row"),
     ],
 )

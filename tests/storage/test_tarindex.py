@@ -99,7 +99,7 @@ def test_members_that_belong_to_no_sample_are_passed_over_as_webdataset_does(tmp
             {"x.jpg": PICTURE, "x.cls": b"1", "y.jpg": PICTURE, "y.cls": b"1", "x.txt": b""},
             "two samples have the name x.",
         ),
-        ({"x.jpg": PICTURE, "x.cls": b"a"}, "cls has '0' among names"),
+        ({"x.jpg": PICTURE, "x.cls": b"a"}, "cls has the number '0' among names, such as 'a'"),
     ],
 )
 def test_a_sample_without_an_image_or_a_class_is_named(

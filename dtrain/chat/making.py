@@ -138,7 +138,7 @@ def _texts(
     try:
         several = turns.conversations(kind, row, known)
     except turns.BadRow as error:
-        raise PreflightError(f"{where}: {error}.") from None
+        raise PreflightError(f"{where}: {error.sentence}") from None
     of = several[0]
     try:
         texts = list[counted.Written]()

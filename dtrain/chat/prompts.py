@@ -12,6 +12,7 @@ from dtrain.storage import store
 Prompt = str | Sequence[Message]
 JSON = (".jsonl", ".ndjson", ".json")
 NAMES = ("prompt", "messages")
+GIVEN = {"prompt": "a text", "messages": "a list of messages"}
 
 
 def read(url: str) -> list[Prompt]:
@@ -47,14 +48,18 @@ def _parsed(line: str, where: str) -> Prompt:
         raise PreflightError(f'{where}: a row is an object, such as {{"prompt": "Hello"}}.')
     name = next((name for name in NAMES if row.get(name) is not None), None)
     if name is None:
+        for null in row.keys() & set(NAMES):
+            raise PreflightError(f"{where}: {null} is null. Give {GIVEN[null]}.")
         near = next((hint for key in row if "Did you mean" in (hint := nearest(key, NAMES))), "")
         raise PreflightError(f"{where} has neither prompt nor messages: it has {', '.join(row) or 'nothing'}.{near}")
     if isinstance(row[name], str) and name == "prompt":
         return row[name] or _empty(where)
+    if not isinstance(row[name], str | list):
+        raise PreflightError(f"{where}: {name} is {row[name]!r}. Give {GIVEN[name]}.")
     try:
         (of,) = turns.conversations("messages", {"messages": row[name]})
     except turns.BadRow as error:
-        raise PreflightError(f"{where}: {error}.") from None
+        raise PreflightError(f"{where}: {error.sentence}") from None
     return of.messages
 
 

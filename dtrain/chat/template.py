@@ -24,6 +24,7 @@ Span = tuple[int, int]
 TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; templates read the first, some the second."""
+HALF = re.compile("[\ud800-\udfff]")
 LONGEST = 1 << 24
 """Characters of one conversation."""
 DATED = (
@@ -59,7 +60,7 @@ class Template:
         try:
             self._compiled = {name: environment.from_string(text) for name, text in texts.items()}
         except TemplateSyntaxError as error:
-            raise BrokenTemplate(f"line {error.lineno}: {error.message}") from None
+            raise BrokenTemplate(f"line {error.lineno}: {_plain(error)}") from None
         except (RecursionError, MemoryError, OverflowError) as error:
             raise BrokenTemplate(f"it cannot be compiled ({type(error).__name__})") from None
         self._marked = {name: bool(TAG.search(text)) for name, text in texts.items()}
@@ -95,7 +96,9 @@ class Template:
             raise BrokenTemplate("it calls itself without end") from None
         except Exception as error:  # of any expression in it
             raise BrokenTemplate(f"{type(error).__name__}: {_plain(error)}") from None
-        return "".join(blocks), [*self._spans]
+        text = "".join(blocks)
+        _check(text, messages)
+        return text, [*self._spans]
 
     def _which(self, tools: Any) -> str:
         return "tool_use" if tools is not None and "tool_use" in self._compiled else "default"
@@ -104,6 +107,18 @@ class Template:
         if self._day is None:
             raise BrokenTemplate(DATED.format(today=date.today().isoformat()))
         return self._day.strftime(format)
+
+
+def _check(text: str, messages: Sequence[Message]) -> None:
+    """Raises BrokenTemplate if a rendered text has half a character, or a list as Python shows it."""
+    if half := HALF.search(text):
+        raise BrokenTemplate(f"{half[0]!r} is half a character (a lone surrogate), which no tokenizer takes")
+    for content in (message.get("content") for message in messages):
+        if content and isinstance(content, list | Mapping) and str(content) in text:
+            raise BrokenTemplate(
+                f"it writes {str(content)[:40]!r} as Python shows it. Give the content as text, or type data.template="
+                "<a template that reads the parts of a content>"
+            )
 
 
 class _Generation(Extension):

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dtrain.chat.template import BrokenTemplate, Template
+from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError
 from dtrain.storage import hub, store
 from dtrain.tokenizer import LARGEST, SLOWEST
@@ -32,6 +33,8 @@ class Described:
     templates: Mapping[str, str]
     ends: Sequence[int] = ()
     """Tokens that end a text, as generation_config.json has them."""
+    template: str = ""
+    """data.template, if it takes the place of the tokenizer's own."""
 
     @property
     def special(self) -> dict[str, str]:
@@ -126,7 +129,7 @@ def described(name: str, template: str | None) -> Described:
     templates = {"default": _own(template)} if template else _templates(name, folder, config)
     ends = _json(name, folder, GENERATION).get("eos_token_id")
     numbers = [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
-    return Described(name, whole, config, templates, tuple(numbers))
+    return Described(name, whole, config, templates, tuple(numbers), template or "")
 
 
 def template_of(of: Described, arguments: Mapping[str, Any], day: str | None) -> Template:
@@ -148,6 +151,8 @@ def template_of(of: Described, arguments: Mapping[str, Any], day: str | None) ->
     try:
         return Template(of.templates, of.special, arguments, known)
     except BrokenTemplate as error:
+        if of.template:
+            raise PreflightError(f"data.template={cut(of.template, 80)}: it is no chat template: {error}.") from None
         raise PreflightError(f"data.tokenizer={of.name}: its chat template is none: {error}.") from None
 
 

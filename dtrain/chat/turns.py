@@ -32,10 +32,19 @@ NAMES = {
 }  # fmt: skip
 """Roles as ShareGPT calls them."""
 ANSWERS = "assistant"
+RESULTS = ("tool", "function", "ipython")
+"""Roles of what a tool returns, which may be any value."""
+UNSEEN = ("image", "audio", "video", "file")
+"""Types of parts of a content that are no text."""
 
 
 class BadRow(ValueError):
     """A row is no conversation; says why."""
+
+    @property
+    def sentence(self) -> str:
+        """The message, with one full stop."""
+        return str(self) if str(self).endswith((".", "?")) else f"{self}."
 
 
 @dataclass(frozen=True)
@@ -142,11 +151,30 @@ def _message(value: Any, number: int, known: Sequence[str]) -> Message:
     if "role" not in message:
         raise BadRow(f"message {number} has no role: it has {', '.join(message) or 'nothing'}")
     if not isinstance(message["role"], str) or message["role"] not in known:
-        role = str(message["role"])[:40]
-        raise BadRow(f"message {number} has the role {role!r}, which is not known.{nearest(role, known)}")
+        raise BadRow(f"message {number} has the role {_shown_role(message['role'], known)}")
     if not {"content", "tool_calls", "thinking", "reasoning_content", "reasoning"} & message.keys():
-        raise BadRow(f"message {number} has no content: it has {', '.join(message)}")
+        has = "it is null" if value.get("content", "") is None else f"it has {', '.join(message)}"
+        raise BadRow(f"message {number} has no content: {has}")
+    _check_content(message, number)
     return message
+
+
+def _shown_role(role: Any, known: Sequence[str]) -> str:
+    """A role that is not known, and what is near to it: `known` has other words of the template, too."""
+    shown = str(role)[:40]
+    hint = f" Did you mean {NAMES[shown]}?" if shown in NAMES else nearest(shown, known)
+    return f"{shown!r}, which is not known.{hint if 'Did you mean' in hint else nearest(shown, ROLES)}"
+
+
+def _check_content(message: Message, number: int) -> None:
+    """Raises BadRow for a content that is neither text nor made of texts."""
+    content = message.get("content", "")
+    if not isinstance(content, str | list | Mapping) and message["role"] not in RESULTS:
+        raise BadRow(f"the content of message {number} is {content!r}, not text")
+    for part in content if isinstance(content, list) else []:
+        kind = str(part.get("type") or "") if isinstance(part, Mapping) else ""
+        if kind.removeprefix("input_").removesuffix("_url") in UNSEEN:
+            raise BadRow(f"message {number} has a part of the type {kind}, and data=chat gives a model text alone")
 
 
 def _system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:

@@ -138,12 +138,18 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     chosen = {name: dict(part) for name, part in config.hook.items()}
     if config.choices["hook"] == "auto":
         chosen = {name: {**config.options["hook"].get(name, {}), **part} for name, part in chosen.items()}
-        if text and not about(config.data).get("chat"):  # its prompt is no message of a user
+        writes = not about(config.objective).get("masks")  # else the model reads both directions and continues nothing
+        if text and writes and not about(config.data).get("chat"):  # its prompt is no message of a user
             chosen.setdefault("sample", dict(config.options["hook"]["sample"]))
             draft["why"]["hook"] = f"{', '.join(chosen)} (auto: the data is text)"
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
+    if about(config.objective).get("masks") and any(about(part).get("needs") == "text" for part in chosen.values()):
+        raise WordsError(
+            f"hook={', '.join(chosen)}: objective={config.choices['objective']} trains a model that reads both "
+            "directions, and continues no text. Type hook=[]."
+        )
     return {"hooks": {name: _with_figures(part) for name, part in chosen.items()}}
 
 

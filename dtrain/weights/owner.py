@@ -100,14 +100,21 @@ def configuration(name: str) -> Mapping[str, Any]:
 
 
 def tokens(tokenizer: str) -> dict[int, str]:
-    """Number -> text of the tokens in a tokenizer.json; empty for anything else."""
+    """Number -> text of the tokens of a tokenizer.json, or of the folder, URL or hub name with one; empty for anything
+    else.
+    """
     try:
-        read = json.loads(store.small(tokenizer, LARGEST))
+        place = tokenizer if tokenizer.endswith(".json") else hub.place(tokenizer)
+        if place.startswith(hub.SCHEME):
+            text = hub.read(place, "tokenizer.json")
+        else:
+            text = store.small(place if place.endswith(".json") else store.join(place, "tokenizer.json"), LARGEST)
+        read = json.loads(text)
         listed, added = read["model"]["vocab"], read.get("added_tokens") or []
         pairs = listed.items() if isinstance(listed, Mapping) else ((one[0], index) for index, one in enumerate(listed))
         found = {int(number): str(text) for text, number in pairs}
         return found | {int(one["id"]): str(one["content"]) for one in added}
-    except (StoreError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (DtrainError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return {}
 
 

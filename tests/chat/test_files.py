@@ -83,6 +83,7 @@ def test_nested_columns_are_read_from_other_formats(format: str, words: Any, tmp
         ({"rows": [*talks.talks(2), {"messages": []}]}, "rows.jsonl: line 3: the conversation is empty."),
         ({"rows": [*talks.talks(1), {"messages": [{"role": "usr", "content": "x"}]}]}, "line 2: message 1 has the role 'usr', which is not known. Did you mean user?"),
         ({"rows": [*talks.talks(1), {"messages": talks.said("hi", "bad")}], "template": BROKEN}, "line 2: the chat template refuses message 3 (assistant: 'bad'): it is bad."),
+        ({"rows": [*talks.talks(1), {"messages": talks.said("hi", "\ud800")}]}, "line 2: the chat template refuses message 3 (assistant: '\\ud800'): '\\ud800' is half a character"),
         ({"rows": [*talks.talks(3), *[{"messages": talks.said("hi")}] * 2]}, "has 2 rows of 5 (the first: line 4) in which no token counts: there is no answer of the assistant."),
         ({"sequence": 20}, "whose answer begins behind data.sequence=20 tokens. Type data.sequence="),
         ({"sequence": 20, "long": "skip"}, "all 8 rows are longer than data.sequence=20. Type data.sequence="),

@@ -35,6 +35,8 @@ def test_each_line_is_a_prompt(tmp_path: Path) -> None:
             '{"messages": [{"role": "usr", "content": "a"}]}',
             "line 1: message 1 has the role 'usr', which is not known. Did you mean user?",
         ),
+        ('{"messages": null}', "line 1: messages is null. Give a list of messages."),
+        ('{"prompt": 5}', "line 1: prompt is 5. Give a text."),
         ('{"messages": []}', "line 1: the conversation is empty"),
     ],
 )

@@ -118,6 +118,24 @@ def test_a_template_that_fails_says_why(text: str, sentence: str) -> None:
         rendered(text)
 
 
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            [{"type": "text", "text": "hi"}],
+            r"^it writes \"\[\{'type': 'text'.* as Python shows it. Give the content as text",
+        ),
+        ("a\ud800", "half a character"),
+    ],
+)
+def test_a_content_that_a_template_or_a_tokenizer_cannot_read_is_refused(content: Any, sentence: str) -> None:
+    template = Template({"default": "{{ messages[0].content }}"}, {}, {}, None)
+    with pytest.raises(BrokenTemplate, match=sentence):
+        template.render([{"role": "user", "content": content}])
+    parts = Template({"default": "{{ messages[0].content[0].text }}"}, {}, {}, None)
+    assert parts.render([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])[0] == "hi"
+
+
 def test_names_days_and_filters() -> None:
     assert (
         rendered("{{ eos_token }} {{ x }} {{ tools }} {{ add_generation_prompt }} {{ nothing }}|", x=3)
@@ -137,3 +155,5 @@ def test_a_template_that_is_none_names_the_tokenizer(tmp_path: Path) -> None:
     folder = talks.tokenizer(tmp_path, "{% if %}")
     with pytest.raises(Exception, match=r"its chat template is none: line 1"):
         template_of(described(folder, None), {}, None)
+    with pytest.raises(Exception, match=r"^data.template={% for %}: it is no chat template: line 1: [^.]*\.$"):
+        template_of(described(folder, "{% for %}"), {}, None)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.chat.turns import BadRow, columns_of, conversations, kind_of
+from dtrain.chat.turns import ROLES, BadRow, columns_of, conversations, kind_of
 from dtrain.errors import WordsError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -60,6 +60,10 @@ def test_a_pair_is_two_conversations_with_one_prompt(row: dict[str, Any], prompt
         ("messages", {"messages": [{"content": "q"}]}, "message 1 has no role: it has content"),
         ("messages", {"messages": [{"role": "usr", "content": "q"}]}, "message 1 has the role 'usr', which is not known. Did you mean user?"),
         ("messages", {"messages": [{"role": "user", "text": "q"}]}, "message 1 has no content: it has role, text"),
+        ("messages", {"messages": [{"role": "human", "content": "q"}]}, "message 1 has the role 'human', which is not known. Did you mean user?"),
+        ("messages", {"messages": [{"role": "user", "content": None}]}, "message 1 has no content: it is null"),
+        ("messages", {"messages": [{"role": "user", "content": 5}]}, "the content of message 1 is 5, not text"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "a.png"}]}]}, "message 1 has a part of the type image_url"),
         ("messages", {"messages": [USER], "tools": "f"}, "tools is 'f', not a list"),
         ("instruction", {"instruction": "q", "output": None}, "output is missing, not text"),
         ("prompt", {"prompt": [], "completion": "a"}, "the prompt is empty"),
@@ -72,6 +76,19 @@ def test_a_row_that_is_none_says_why(kind: str, row: dict[str, Any], sentence: s
     with pytest.raises(BadRow) as error:
         conversations(kind, row)
     assert str(error.value).startswith(sentence)
+
+
+def test_other_words_of_a_template_are_no_roles_to_suggest() -> None:
+    with pytest.raises(BadRow) as error:
+        conversations("messages", {"messages": [{"role": "5", "content": "q"}]}, [*ROLES, "content"])
+    assert error.value.sentence == (
+        "message 1 has the role '5', which is not known. Allowed: assistant, developer, function, ipython, system, tool, user."
+    )
+
+
+def test_a_tool_may_return_a_number() -> None:
+    (of,) = conversations("messages", {"messages": [USER, {"role": "tool", "content": 5}, ANSWER]})
+    assert of.messages[1]["content"] == 5
 
 
 def test_a_template_may_know_more_roles() -> None:

@@ -105,6 +105,8 @@ def test_the_tokens_of_another_tokenizer(tmp_path: Path) -> None:
     assert said.endswith(
         f"its tokenizer is another: token 1 is 'b' there, 'a' here. Type data.tokenizer={place}/tokenizer.json."
     )
+    (same,) = problems(small.plan(*words, f"data.tokenizer={tmp_path}", "data=chat", "data.path=a.jsonl"))
+    assert same == said
     vocabulary_file(place / "tokenizer.json", "<unk>", "a", "b")
     assert list(problems(small.plan(*words))) == []
 

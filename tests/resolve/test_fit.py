@@ -5,6 +5,15 @@ from small import plan
 
 from dtrain.errors import WordsError
 
+MASKED = (
+    "objective=masked",
+    "data=text",
+    "data.tokenizer=t.json",
+    "model=hf",
+    "model.task=masked_lm",
+    "model.name=x",
+    "model.weights=random",
+)
 DATASET = ("data=dataset", "data.dataset._target_=mine.Faces", "trust=[mine]")
 
 
@@ -43,6 +52,7 @@ def test_synthetic_data_is_told_what_the_run_wants() -> None:
         (("data=synthetic", "data.task=sorting"), "data.task=sorting"),
         (("data=synthetic", "model=mlp", "data.task=next_token"), "data.task"),
         (("data=synthetic", "hook=[sample]"), "hook=[]"),
+        ((*MASKED, "hook=[sample]"), "continues no text. Type hook=[]."),
     ],
 )
 def test_what_does_not_fit_is_refused(words: tuple[str, ...], message: str) -> None:
@@ -55,6 +65,7 @@ def test_text_is_sampled_and_other_data_is_not() -> None:
     assert list(plan().hooks) == ["sample"]
     assert plan("data=synthetic").hooks == {}
     assert plan("hook=[]").hooks == {}
+    assert plan(*MASKED).hooks == {}  # its model reads both directions
 
 
 CLASSES = ("data=synthetic", "model=mlp", "objective=classification")

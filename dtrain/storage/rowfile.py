@@ -89,7 +89,10 @@ class Reader:
         if then is None:
             return False
         (now,) = self.opened([url], columns)
-        return now.digest(sum(then["sizes"])) != str(then["sha256"])
+        if now.digest(sum(then["sizes"])) == str(then["sha256"]):
+            return False
+        rowindex.remember(self.cache, url, how, then)
+        return True
 
     @property
     def _form(self) -> linefile.Format:

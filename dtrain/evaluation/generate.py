@@ -8,11 +8,14 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
+import torch
+
 from dtrain.chat import prompts
 from dtrain.chat.prompts import Prompt
 from dtrain.data import Chatting, TextSource, context_of
 from dtrain.errors import PreflightError, WordsError
-from dtrain.evaluation.session import load, watch
+from dtrain.evaluation.session import load, quiet
+from dtrain.model import evaluating
 from dtrain.model.cache import kv_cache
 from dtrain.model.sampling import answers
 from dtrain.objective import answer
@@ -40,10 +43,14 @@ def generate(plan: Plan) -> Result:
         if is_chat == "auto":
             is_chat = isinstance(source, Chatting)
         encoded, ends = _encoded(source, asked, is_chat)
-        forward = watch(parts.forward, parts.mesh, parts.precision, step=plan.tokens_step)
-        single = watch(parts.forward, parts.mesh, parts.precision, step=plan.mesh.tp)  # of the same length each time
+        forward = quiet(parts.forward, parts.mesh, parts.precision, step=plan.tokens_step)
+        single = quiet(parts.forward, parts.mesh, parts.precision, step=plan.mesh.tp)  # of the same length each time
         is_whole = plan.mesh.pp == plan.mesh.cp == 1  # the model and each sequence are in one place
-        with kv_cache(parts.model, padded=plan.tokens_step > 1) if is_whole else nullcontext() as cache:
+        with (
+            evaluating(parts.forward),
+            torch.inference_mode(parts.mesh.world == 1),  # ranks may pass on their tensors in ways of their own
+            kv_cache(parts.model, padded=plan.tokens_step > 1) if is_whole else nullcontext() as cache,
+        ):
             options = {name: given[name] for name in ("tokens", "temperature", "top_p")}
             options |= {"context": context_of(source), "seed": plan.seed, "cache": cache, "ends": ends}
             write = partial(answers, lambda new: answer((single if new.shape[1] == 1 else forward)(new)), **options)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -62,12 +63,25 @@ def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any
     return padded
 
 
-def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> Callable[[Any], Any]:
-    """A forward for hooks: without gradients, in evaluation mode, on the device. `step` is that of `whole_steps`."""
+def quiet(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> Callable[[Any], Any]:
+    """A forward of a model that is in evaluation mode: without gradients, on the device. `step` is that of
+    `whole_steps`.
+    """
 
     def forward(inputs: Any) -> Any:
         compile.begin()
-        with evaluating(model), precision.autocast(mesh.device):
+        with torch.no_grad(), precision.autocast(mesh.device):
             return call(model, to_device(inputs, mesh.device))
 
     return whole_steps(forward, step)
+
+
+def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> Callable[[Any], Any]:
+    """The same for hooks: the model is in evaluation mode during each forward alone."""
+    forward = quiet(model, mesh, precision, step=step)
+
+    def evaluated(inputs: Any) -> Any:
+        with evaluating(model):
+            return forward(inputs)
+
+    return evaluated

@@ -92,8 +92,10 @@ def _last(forward: Callable[[Tensor], Tensor], seen: Sequence[Sequence[int]]) ->
     """The logits [B, V] after the last token of each row; of a row without tokens, any."""
     longest = max(1, *map(len, seen))
     rows = torch.tensor([[*each, *[0] * (longest - len(each))] for each in seen])
-    last = torch.tensor([max(0, len(each) - 1) for each in seen])
     logits = forward(rows)
+    if all(len(each) == longest for each in seen):
+        return logits[:, -1].float().cpu()
+    last = torch.tensor([max(0, len(each) - 1) for each in seen])
     return logits[torch.arange(len(seen), device=logits.device), last.to(logits.device)].float().cpu()
 
 

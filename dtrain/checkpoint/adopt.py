@@ -4,7 +4,8 @@ lie, or the ranks read them together (`exchange`). No tensor changes before all 
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,9 @@ from dtrain.storage.patience import on_disk
 from dtrain.weights import ForeignError, Piece, Stored, Weights, contiguous, names, place, plain, torchfile
 
 STREAMS = 2
-"""Pieces that a rank reads at a time; each is in memory beside the model."""
+"""Pieces that a rank reads at a time; each may be in memory beside the model."""
+BUFFER = 4 << 20
+"""Bytes that are read at a time to be converted: they stay in the cache of a core."""
 
 
 def adopt(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> dict[str, Any]:
@@ -195,8 +198,9 @@ def _copy(overlap: ShardOverlap, number: int, dtype: str, note: Callable[..., No
 
     def copy() -> None:
         value = target = overlap.memory[ours]
+        as_there = note is None or target.dtype == getattr(torch, dtype)  # the sum is of the numbers in the file
         with torch.no_grad():
-            if not _read_into(target, piece["piece"], dtype, theirs):
+            if not as_there or not _read_into(target, piece["piece"], dtype, theirs):
                 value = read(piece["piece"], dtype, theirs)
                 target.copy_(value)
         if note:
@@ -207,30 +211,61 @@ def _copy(overlap: ShardOverlap, number: int, dtype: str, note: Callable[..., No
 
 
 def _read_into(target: Tensor, piece: Piece, dtype: str, box: tuple[slice, ...]) -> bool:
-    """Read one run of a local file into the memory of `target` itself; whether that is possible."""
+    """Read the runs of a local file into the memory of `target` itself, or into a small buffer from which they are
+    converted; whether that is possible.
+    """
     plain_rows = not piece.packed and piece.stride == contiguous(piece.shape) and store.is_local(piece.url)
-    alike = target.is_cpu and target.is_contiguous() and target.dtype == getattr(torch, dtype) and target.numel() > 0
-    if not plain_rows or not alike:
+    if not plain_rows or not target.is_cpu or not target.is_contiguous() or not target.numel():
         return False
-    begins, count, _ = _rows(piece, box, target.dtype.itemsize)
-    if len(begins) > 1:
-        return False
-    memory = target.view(-1).view(torch.uint8).numpy().data
-    if read_into(piece.url, begins[0], memory) != count:
-        raise ForeignError.during("read", piece.url, "it is cut off")
+    kind = getattr(torch, dtype)
+    begins, count, _ = _rows(piece, box, kind.itemsize)
+    flat = target.view(-1)
+    if target.dtype == kind:
+        _read_runs(piece.url, [(begin, count) for begin in begins], flat)
+        return True
+    most = BUFFER // kind.itemsize * kind.itemsize
+    parts = ((begin + low, min(most, count - low)) for begin in begins for low in range(0, count, most))
+    buffer, done = torch.empty(BUFFER // kind.itemsize, dtype=kind), 0
+    for runs in _up_to(most, parts):
+        size = sum(length for _, length in runs) // kind.itemsize
+        _read_runs(piece.url, runs, buffer[:size])
+        flat[done : done + size].copy_(buffer[:size])
+        done += size
     return True
 
 
-def read_into(url: str, begin: int, target: memoryview) -> int:
-    """Fill `target` with the bytes of a local file from `begin` on; returns how many there were. Raises StoreError."""
+def _up_to(most: int, runs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """The runs (first byte, bytes) in groups of at most so many bytes."""
+    group, size = list[tuple[int, int]](), 0
+    for begin, count in runs:
+        if group and size + count > most:
+            yield group
+            group, size = [], 0
+        group.append((begin, count))
+        size += count
+    yield group
+
+
+def _read_runs(url: str, runs: Sequence[tuple[int, int]], target: Tensor) -> None:
+    """Raises ForeignError if the file is cut off."""
+    memory = target.view(torch.uint8).numpy().data
+    if read_into(url, runs, memory) != len(memory):
+        raise ForeignError.during("read", url, "it is cut off")
+
+
+def read_into(url: str, runs: Sequence[tuple[int, int]], target: memoryview) -> int:
+    """Fill `target` with runs (first byte, bytes) of a local file, one after the other; returns how many bytes there
+    were. Raises StoreError.
+    """
 
     def fill_memory(path: Path) -> int:
+        done = 0
         with a_file(path).open("rb", buffering=0) as file:
-            file.seek(begin)
-            done = 0
-            while done < len(target) and (count := file.readinto(target[done:])):  # at most 2 GiB at a time
-                done += count
-            return done
+            for begin, count in runs:
+                end, start = done + count, done
+                while done < end and (got := os.preadv(file.fileno(), [target[done:end]], begin + done - start)):
+                    done += got  # at most 2 GiB at a time
+        return done
 
     return on_disk("read", url, fill_memory)
 

@@ -1,5 +1,5 @@
-"""Loading a folder of Hugging Face on two ranks (fsdp) beside from_pretrained on each, in turn: seconds until every number
-was read once, bytes that a rank reads, and its peak of memory.
+"""Loading a folder of Hugging Face on two ranks (fsdp) beside from_pretrained on each, alone and with fully_shard after it,
+in turn: seconds, and seconds of the CPU, until every number was read once; bytes that a rank reads; its peak of memory.
 
 OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/bench/loading.py [--rounds 5] [--place /tmp/llama-2gb]
 
@@ -18,6 +18,7 @@ import torch
 import transformers
 from pool import resident
 from small import PARTS, STRATEGIES, mesh_of
+from torch.distributed.fsdp import fully_shard
 
 from dtrain.build import build
 from dtrain.checkpoint import adopt
@@ -45,20 +46,29 @@ def theirs(mesh: Mesh, place: str) -> list[torch.Tensor]:
     return list(transformers.AutoModelForCausalLM.from_pretrained(place).parameters())
 
 
+def theirs_sharded(mesh: Mesh, place: str) -> list[torch.Tensor]:
+    """As a loop for FSDP is written by hand."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(place)
+    for layer in [*model.model.layers, model]:
+        fully_shard(layer, mesh=mesh.axis("dp_shard"))
+    return [local(parameter) for parameter in model.parameters()]
+
+
 def measured(way: Callable[[Mesh, str], list[torch.Tensor]], place: str) -> dict[str, Any]:
     with mesh_of(dp_shard=2) as mesh:
         mesh.barrier()
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
-        before, began = {**_memory(), "read": _read()}, time.perf_counter()
+        before, began, used = {**_memory(), "read": _read()}, time.perf_counter(), time.process_time()
         tensors = way(mesh, place)
         loaded = time.perf_counter() - began
         for tensor in tensors:  # a mapped file is read when it is used
             tensor.sum()
+        processor = time.process_time() - used
         mesh.barrier()
         seconds, after = time.perf_counter() - began, _memory()
         sizes = sorted(tensor.nbytes for tensor in tensors)
         return {
-            "seconds": seconds, "loaded": loaded, "read": _read() - before["read"], "shard": sum(sizes),
+            "seconds": seconds, "loaded": loaded, "processor": processor, "read": _read() - before["read"], "shard": sum(sizes),
             "peak": after["VmHWM"] - before["VmRSS"], "largest": 2 * sizes[-1] + 2 * sizes[-2],
         }  # fmt: skip
 
@@ -81,19 +91,27 @@ def main() -> None:
         config = transformers.LlamaConfig(**SIZES)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(asked.place, max_shard_size="350MB")
     whole = sum(path.stat().st_size for path in Path(asked.place).glob("*.safetensors"))
-    ratios, resident_ranks = [], partial(resident, 2)
-    for _ in range(asked.rounds):
-        mine, other = (resident_ranks(partial(measured, way, asked.place)) for way in (ours, theirs))
-        slowest = [max(rank["seconds"] for rank in ranks) for ranks in (mine, other)]
-        ratios.append(slowest[0] / slowest[1])
-        room = max(rank["peak"] / (rank["shard"] + rank["largest"]) for rank in mine)
-        reads = max(rank["read"] for rank in mine) / whole
-        print(
-            f"ours {slowest[0]:.2f} s (loaded {max(rank['loaded'] for rank in mine):.2f}), from_pretrained "
-            f"{slowest[1]:.2f} s (loaded {max(rank['loaded'] for rank in other):.2f}): {ratios[-1]:.2f}; reads {reads:.3f} "
-            f"of the bytes; peak {room:.2f} of shard + two largest tensors; theirs {other[0]['peak'] / 1e9:.2f} GB"
-        )
-    print(f"median {statistics.median(ratios):.2f}")
+    resident_ranks, ways = partial(resident, 2), (ours, theirs, theirs_sharded)
+    times: dict[str, list[tuple[float, float]]] = {way.__name__: [] for way in ways}
+    for number in range(-1, asked.rounds):  # the first one imports
+        for way in ways:
+            ranks = resident_ranks(partial(measured, way, asked.place))
+            if number < 0:
+                continue
+            slowest, processor = (max(rank[what] for rank in ranks) for what in ("seconds", "processor"))
+            times[way.__name__].append((slowest, processor))
+            room = max(rank["peak"] / (rank["shard"] + rank["largest"]) for rank in ranks)
+            print(
+                f"{way.__name__}: {slowest:.2f} s (loaded {max(rank['loaded'] for rank in ranks):.2f}), {processor:.2f} s of "
+                f"the CPU; reads {max(rank['read'] for rank in ranks) / whole:.3f} of the bytes; peak "
+                f"{max(rank['peak'] for rank in ranks) / 1e9:.2f} GB, {room:.2f} of shard + two largest tensors"
+            )
+    for other in ("theirs", "theirs_sharded"):
+        for what, index in (("seconds", 0), ("of the CPU", 1)):
+            ratios = [mine[index] / one[index] for mine, one in zip(times["ours"], times[other], strict=True)]
+            print(
+                f"ours / {other}, {what}: median {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
+            )
 
 
 if __name__ == "__main__":

@@ -143,9 +143,9 @@ def test_a_rank_reads_little_more_than_its_shards(kind: str, tmp_path: Path) -> 
             sizes.append(len(begins) * size)
             return parts(url, begins, size)
 
-        def into(url: str, begin: int, target: memoryview) -> int:
+        def into(url: str, runs: Sequence[tuple[int, int]], target: memoryview) -> int:
             sizes.append(len(target))
-            return read_into(url, begin, target)
+            return read_into(url, runs, target)
 
         with mock.patch.object(store, "parts", counted), mock.patch.object(adopting, "read_into", into):
             filled(mesh, str(tmp_path), **large)
@@ -294,6 +294,21 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path: Path) -> None
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(ForeignError, match="it is cut off"):
             fill(weights, {"x": "x"}, {"x": torch.zeros(50, 2, dtype=dtype)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_of_a_local_file_are_read_alone_and_converted_in_parts(tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = torch.randn(40, 30).to(dtype)
+    save_file({"x": whole}, tmp_path / "a.safetensors")
+    stored, target = place.open_at(str(tmp_path / "a.safetensors")).tensors["x"], torch.zeros(40, 8)
+    with mock.patch.object(adopting, "BUFFER", 46), mock.patch.object(store, "parts", lambda *_: pytest.fail("copied")):
+        for column, part in ((3, target), (0, torch.zeros(40, 8))):
+            box = (slice(0, 40), slice(column, column + 8))
+            assert adopting._read_into(part, stored.pieces[0], stored.dtype, box)
+            assert torch.equal(part, whole[box].float())
+        rows = torch.zeros(20, 30)
+        assert adopting._read_into(rows, stored.pieces[0], stored.dtype, (slice(5, 25), slice(0, 30)))
+        assert torch.equal(rows, whole[5:25].float())
 
 
 def test_a_ranged_read_gives_the_box_of_any_tensor(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ MADE = {
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),
     "bytes of a checkpoint, in the memory of the host": (
-        "checkpoint/adopt.py:read", "checkpoint/exchange.py:Exchange._answer", "checkpoint/exchange.py:Exchange._pass_on", "checkpoint/export_adapter.py:_empty", "checkpoint/importing.py:part", "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/others.py:Whole.fill", "checkpoint/memory.py:_view",
+        "checkpoint/adopt.py:_read_into", "checkpoint/adopt.py:read", "checkpoint/exchange.py:Exchange._answer", "checkpoint/exchange.py:Exchange._pass_on", "checkpoint/export_adapter.py:_empty", "checkpoint/importing.py:part", "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/others.py:Whole.fill", "checkpoint/memory.py:_view",
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (
@@ -139,7 +139,7 @@ MADE = {
 }  # fmt: skip
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/adopt.py:_read_into", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
         "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",

@@ -1,7 +1,7 @@
 """One run from its Plan on: its lease, the files that describe it, its ranks, and the report of a failure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from dtrain.build import build, refuse_given
 from dtrain.config.facts import fact
 from dtrain.config.schema import default
 from dtrain.config.structure import fault
+from dtrain.config.word import cut
 from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
 from dtrain.launcher import Detached, detached
 from dtrain.lifecycle import failure, signals
@@ -129,7 +130,8 @@ def finished(plan: Plan) -> Result | None:
         return None
     here = json.loads(json.dumps(plan.decided()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
-    other = [key for key in NUMBERS if _differ(there.get(key, {}), here[key])]
+    moved = {"teacher", "tokenizer", str(fact(plan.model, "weights_at") or "teacher")}
+    other = [key for key in NUMBERS if _differ(there.get(key, {}), here[key], moved)]
     other += [key for key in SOURCES if _run_of(there.get(key)) != _run_of(here[key])]
     if begun and other:
         said = ", ".join(
@@ -137,8 +139,8 @@ def finished(plan: Plan) -> Result | None:
             for key in other
         )
         raise WordsError(
-            f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start "
-            "from its weights."
+            f"out={plan.out} holds a run with another {said}. {_first(there, here, other, moved)}Type out=<another "
+            f"place>, or init={plan.out} to start from its weights."
         )
     try:
         found = json.loads(store.read(store.join(plan.out, "result.json")))
@@ -177,11 +179,30 @@ def _run_of(source: Any) -> str:
     return f"{run.split('/')[-1]} {checkpoint}"
 
 
-def _differ(there: Any, here: Any) -> bool:
-    """Whether two values of a plan give different numbers. The location of files does not: data is identified by its
-    fingerprint, and a teacher by its name and the digest of its weights.
+def _differ(there: Any, here: Any, moved: Collection[str]) -> bool:
+    """Whether two values of a plan give different numbers. The location of files does not: data, and its tokenizer, are
+    identified by their fingerprint, a teacher and the weights of a model by their name and digest. `moved`: keys of
+    places whose last part alone counts.
     """
     if isinstance(there, dict) and isinstance(here, dict):
-        there, here = ({**one, "teacher": _run_of(one.get("teacher"))} for one in (there, here))
-        return any(_differ(there[key], here[key]) for key in there.keys() & here.keys() - set(ELSEWHERE))
+        return any(_differ(*pair, moved) for pair in _pairs(there, here, moved).values())
     return bool(there != here)
+
+
+def _pairs(there: Mapping[str, Any], here: Mapping[str, Any], moved: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """(there, here) of each key that both have and that counts."""
+    keys = [key for key in here if key in there and key not in ELSEWHERE]
+    places = {key for key in keys if key in moved and isinstance(there[key], str) and isinstance(here[key], str)}
+    return {
+        key: (_run_of(there[key]), _run_of(here[key])) if key in places else (there[key], here[key]) for key in keys
+    }
+
+
+def _first(there: Any, here: Any, other: Sequence[str], moved: Collection[str]) -> str:
+    """A sentence for the first argument that differs in a part of the plan; empty if it is not one value."""
+    for key in other:
+        if isinstance(here[key], dict) and isinstance(there.get(key), dict):
+            for name, pair in _pairs(there[key], here[key], moved).items():
+                if _differ(*pair, moved) and not any(isinstance(each, dict | list) for each in pair):
+                    return f"{key}.{name} is {cut(str(there[key][name]))} there, {cut(str(here[key][name]))} here. "
+    return ""

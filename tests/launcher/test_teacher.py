@@ -119,8 +119,22 @@ def test_a_run_goes_on_with_its_teacher_wherever_that_is_now(tmp_path: Path) -> 
     (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
     (tmp_path / "plan.yaml").write_text(begun.document())
     assert finished(begun) is None and finished(moved) is None
-    with pytest.raises(WordsError, match="holds a run with another objective"):
+    with pytest.raises(
+        WordsError, match=r"holds a run with another objective\. objective\.teacher is a/large there, a/it here\."
+    ):
         finished(other)
+
+
+def test_a_run_goes_on_with_model_and_tokenizer_wherever_they_are_now(tmp_path: Path) -> None:
+    def placed(folder: str, tokenizer: str = "tok") -> Any:
+        words = ("model=hf", f"model.name={folder}/llama", f"data.tokenizer={folder}/{tokenizer}")
+        return small.plan("data=chat", "data.path=a.jsonl", f"out={tmp_path}", *words)
+
+    (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
+    (tmp_path / "plan.yaml").write_text(placed("s3://a").document())
+    assert finished(placed("s3://a/b")) is None
+    with pytest.raises(WordsError, match=r"another data\. data\.tokenizer is s3://a/tok there, s3://b/else here\."):
+        finished(placed("s3://b", "else"))
 
 
 def test_code_that_is_not_trusted_and_an_adapter(teacher: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ The gradients and losses of the ranks are parts of one sum.
               mask (for the reason, Striped Attention, arXiv 2311.09431; this zigzag layout is that of
               https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads.
     ulysses   ranks exchange sequence for heads, each computes some heads over the whole sequence with torch's own
-              kernel, and they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1;
-              the number of heads must be a multiple of size.
+              kernel, of packed rows each document by itself, and they exchange back (DeepSpeed Ulysses, arXiv
+              2309.14509). Rank r holds chunks 2r and 2r + 1; the number of heads must be a multiple of size.
 
 Shapes: B batch, H heads, T a rank's tokens, D head width.
 """
@@ -28,7 +28,7 @@ Shapes: B batch, H heads, T a rank's tokens, D head width.
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, Literal, final
@@ -140,8 +140,8 @@ class Context:
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.method == "ulysses":
-            seen = None if attn_mask is None else self._of_all(attn_mask, _sees)
-            return self._by_heads(query, key, value, is_causal, scale, seen)
+            lengths = None if attn_mask is None else self._of_all(attn_mask, _lengths)
+            return self._by_heads(query, key, value, is_causal, scale, lengths)
         place = ring.Ring(self.group, self.rank, self.size)
         if attn_mask is None:
             pieces = ring.pieces_of(place, query.shape[2], is_causal)
@@ -198,8 +198,9 @@ class Context:
         return self._seen[1]
 
     def _by_heads(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, seen: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, lengths: list[list[int]] | None
     ) -> Tensor:
+        """`lengths`: of the documents of packed rows, in their order; each is attended to by itself."""
         H, K = q.shape[1], k.shape[1]
         if H % self.size:
             raise WordsError(
@@ -209,9 +210,13 @@ class Context:
         copies = math.lcm(K, self.size) // K
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        attend = partial(SDPA.decompose, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         with torch._C.DisableTorchFunction():  # a mode such as that of strategy/reach.py would call the operator again
-            causal = causal and seen is None
-            out = SDPA.decompose(q, k, v, seen, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            if lengths is None:
+                out = attend(q, k, v, None, 0.0, causal)
+            else:
+                rows = zip(*(x.split(1) for x in (q, k, v)), lengths, strict=True)
+                out = torch.cat([_by_documents(row, each, attend) for *row, each in rows])
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_length(self, T: int) -> None:
@@ -254,9 +259,16 @@ class Context:
         )
 
 
-def _sees(starts: list[Tensor]) -> Tensor:
-    """Which token of whole rows attends to which, from the documents of each rank's tokens [B, T]."""
-    return documents.sees(torch.cat(starts, 1))
+def _by_documents(row: Sequence[Tensor], lengths: list[int], attend: Callable[..., Tensor]) -> Tensor:
+    """Causal attention in each document of a row."""
+    parts = zip(*(x.split(lengths, 2) for x in row), strict=True)
+    return torch.cat([attend(*part, None, 0.0, True) for part in parts], 2)
+
+
+def _lengths(starts: list[Tensor]) -> list[list[int]]:
+    """Of the documents of each whole row, from the documents of each rank's tokens [B, T]."""
+    rows = torch.cat(starts, 1).cpu()
+    return [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in rows]
 
 
 def _pieces(place: ring.Ring, starts: list[Tensor]) -> ring.Pieces:

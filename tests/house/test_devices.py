@@ -169,7 +169,7 @@ WAITS_FOR = {
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "where documents of packed rows begin, once in a forward: the host cuts attention by them": (
-        "parallel/context.py:_pieces", "parallel/ring.py:_documents",
+        "parallel/context.py:_lengths", "parallel/context.py:_pieces", "parallel/ring.py:_documents",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
         "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",

@@ -209,8 +209,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def largest(mesh: Mesh, T: int) -> int:
-    context, part = context_of(mesh, "ring"), (2, 3, T // mesh.shape.cp, 4)
+def largest(mesh: Mesh, method: str, T: int) -> int:
+    context, part = context_of(mesh, method), (2, 4, T // mesh.shape.cp, 4)
     positions = (torch.arange(T // 2).repeat(2)[None]).expand(2, -1)
     with Largest() as mode:
         for packed in (False, True):
@@ -221,9 +221,10 @@ def largest(mesh: Mesh, T: int) -> int:
     return mode.most
 
 
-def test_no_tensor_of_a_ring_is_larger_than_its_queries() -> None:
-    """Its memory grows with the sequence, not with the square of it."""
-    assert on_resident_mesh(partial(largest, T=2048), cp=2) == [2 * 3 * 1024 * 4] * 2
+@pytest.mark.parametrize("method", METHODS)
+def test_no_tensor_of_attention_is_larger_than_its_queries(method: str) -> None:
+    """Memory grows with the sequence, not with the square of it, in packed rows too."""
+    assert on_resident_mesh(partial(largest, method=method, T=2048), cp=2) == [2 * 4 * 1024 * 4] * 2
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -28,6 +28,7 @@ def trained(words: str, out: Path) -> tuple[float, float]:
     return result.loss, result.metrics.get("eval_loss", 0.0)
 
 
+@pytest.mark.often("ddp-Complex-*", "ddp-Mixed-*", "ddp-Sparse-*", "fsdp-Empty-*", "fsdp-Double-*")
 @pytest.mark.parametrize(
     ("model", "words"),
     [(name, FEATURES) for name in ("Complex", "Empty", "Double", "Mixed")] + [("Sparse", TOKENS)],

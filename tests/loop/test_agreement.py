@@ -87,6 +87,9 @@ def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) ->
     assert result["gradients"].keys() == expected["gradients"].keys(), "what no sample reached has no gradient"
 
 
+@pytest.mark.often(
+    "ways-ddp-degrees0-2", "ways-fsdp-*", "scales-zero2-*", "ways-zero1-*", "piped-*", "tokens-*", "experts-*"
+)
 @pytest.mark.parametrize(("model", "strategy", "degrees", "microbatch"), FAST)
 def test_samples_that_take_different_ways_are_one_process(
     model: str, strategy: str, degrees: dict[str, int], microbatch: int

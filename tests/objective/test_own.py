@@ -63,6 +63,7 @@ def test_the_first_loss_is_that_of_the_models_own_trainer() -> None:
     assert added - left > 1e-3, "and it is not nothing"
 
 
+@pytest.mark.often("objective=next_token*-strategy=fsdp*", "objective=own*-strategy=zero1*")
 @pytest.mark.parametrize("words", ["strategy=ddp devices=2", "strategy=fsdp devices=2", "strategy=zero1 devices=2"])
 @pytest.mark.parametrize("objective", [ROUTED, OWN])
 def test_a_routers_loss_is_the_same_on_every_mesh_with_that_microbatch(objective: str, words: str) -> None:

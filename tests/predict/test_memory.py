@@ -57,6 +57,15 @@ def check_peak(words: str) -> None:
         assert row.peak == pytest.approx(1, abs=0.13)
 
 
+@pytest.mark.often(
+    "one rank",
+    "strategy=zero3 devices=2 accumulate=2",
+    "*ema=0.99*",
+    "*tensor.sequence=split*",
+    "*mesh.ep=2",
+    "*zbv",
+    "model=cnn*",
+)
 @pytest.mark.parametrize("words", QUICK, ids=lambda words: words or "one rank")
 def test_predicted_bytes_are_those_of_a_real_step(words: str) -> None:
     check_peak(words)

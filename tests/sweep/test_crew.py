@@ -107,6 +107,7 @@ def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place:
     assert not workers(place)
 
 
+@pytest.mark.often("ssh")
 @pytest.mark.campaign("kills")
 def test_ctrl_c_has_the_jobs_of_all_workers_save(engine: list[str], place: Path) -> None:
     words = ["-m", *SMALL, "steps=1000000", "seed=range(0,4)", "sweep.parallel=1", "sweep.out=s"]

@@ -5,13 +5,13 @@ its index is made, so that one that is none is told with its line before trainin
 import csv
 import hashlib
 import json
-import math
 import mmap
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from dtrain.errors import PreflightError
 from dtrain.storage import rowindex, store
+from dtrain.storage.linekinds import TYPES, Kinds, Torn, number
 from dtrain.storage.rowindex import Columns, Indices
 
 CHUNK = 1 << 22
@@ -28,17 +29,15 @@ LONGEST = 1 << 30
 """Bytes of the longest first row."""
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 LINE = b"\n"
-WHOLE = 1 << 63
-TYPES = {"whole": np.int64, "fraction": np.float32}
-
-
-class Torn(ValueError):
-    """A row is not whole, or is no row; says why."""
+TOGETHER = 4096
+"""Rows that are parsed at once, where that is possible."""
 
 
 class Format(ABC):
     """How rows are written in lines."""
 
+    numbers = True
+    """Whether cells that are numbers are read as such."""
     how: Sequence[Any]
     """All that the meaning of the bytes depends on."""
 
@@ -49,6 +48,10 @@ class Format(ABC):
     @abstractmethod
     def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
         """Column -> value. Raises Torn."""
+
+    def columns(self, lines: Sequence[bytes], names: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
+        """Column -> the cells of rows; None if the rows have to be parsed one by one."""
+        return None
 
     def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
         """(which bytes are in quotes, so that a line break there ends no row; whether the last one is)."""
@@ -80,7 +83,7 @@ class Separated(Format):
     """
 
     def __init__(self, separator: str, *, numbers: bool) -> None:
-        self._separator, self._numbers = separator, numbers
+        self._separator, self.numbers = separator, numbers
         self.how = ("csv", separator, numbers)
 
     def header(self, beginning: bytes) -> tuple[list[str], int]:
@@ -97,7 +100,18 @@ class Separated(Format):
         cells = self._cells(line)
         if len(cells) != len(names):
             raise Torn(f"a row has {len(names)} columns, and this one {len(cells)}")
-        return dict(zip(names, map(_number, cells) if self._numbers else cells, strict=True))
+        return dict(zip(names, map(number, cells) if self.numbers else cells, strict=True))
+
+    def columns(self, lines: Sequence[bytes], names: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
+        csv.field_size_limit(LONGEST)
+        try:
+            texts = [line.decode() for line in lines]
+            rows = list(csv.reader(texts, delimiter=self._separator, strict=True))
+        except (csv.Error, ValueError):
+            return None
+        if len(rows) != len(lines) or {*map(len, rows)} != {len(names)}:
+            return None
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
 
     def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
         odd = np.bitwise_xor.accumulate(data == 34) if len(data) else np.zeros(0, bool)
@@ -185,7 +199,7 @@ class LineFile:
             return self.facts
 
         def make(_: Path) -> Mapping[str, Any]:
-            found = _Kinds(self.columns)
+            found = Kinds(self.columns)
             for row in self._rows(np.arange(rows)):
                 found.note(row)
             return {"sizes": [rows], "sha256": self.digest(rows), **found.facts}
@@ -241,16 +255,14 @@ class LineFile:
         typed = [] if self.raw else self.columns
         for name in typed:
             rowindex.column(name, names, f"data.path={self.url}")
-        found, digest = _Kinds(typed), hashlib.sha256()
+        found, digest = Kinds(typed), hashlib.sha256()
         offsets = array("q")  # 16 bytes a row
-        for start, line in _split(file, self.form, begin, digest):
-            if not line.strip():
-                continue
-            try:
-                found.note(self.form.parse(line, names))
-            except Torn as error:
-                raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
-            offsets.extend((start, start + len(line)))
+        for rows in _together(_split(file, self.form, begin, digest)):
+            columns = self.form.columns([line for _, line in rows], names)
+            if columns is None or not found.note_all(columns, numbers=self.form.numbers):
+                self._note(file, rows, names, found, offsets)
+            else:
+                offsets.extend(chain.from_iterable((start, start + len(line)) for start, line in rows))
         part = Path(f"{stem}.part")
         with part.open("wb") as out:
             np.save(out, np.frombuffer(offsets, np.int64).reshape(-1, 2) if offsets else np.zeros((0, 2), np.int64))
@@ -259,6 +271,17 @@ class LineFile:
             "names": names, "sizes": [len(offsets) // 2], "bytes": [file.stat().st_size],
             "sha256": self._finished(digest), **found.facts,
         }  # fmt: skip
+
+    def _note(self, file: Path, rows: Any, names: Sequence[str], found: Kinds, offsets: Any) -> None:
+        """Note rows one by one, and the place of each. Raises PreflightError, with its line, for one that is none."""
+        for start, line in rows:
+            if not line.strip():
+                continue
+            try:
+                found.note(self.form.parse(line, names))
+            except Torn as error:
+                raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
+            offsets.extend((start, start + len(line)))
 
 
 def how(form: Format, columns: Sequence[str], raw: bool = False) -> list[Any]:
@@ -298,6 +321,18 @@ def _split(file: Path, form: Format, begin: int, digest: Any) -> Iterator[tuple[
         yield at, left
 
 
+def _together(rows: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Several rows at a time, of few bytes together."""
+    several, first = list[tuple[int, bytes]](), 0
+    for row in rows:
+        several.append(row)
+        if len(several) == TOGETHER or row[0] - first > CHUNK:
+            yield several
+            several, first = [], row[0]
+    if several:
+        yield several
+
+
 def _lines(file: Path, end: int) -> int:
     """Line breaks before `end`."""
     count = 0
@@ -306,85 +341,3 @@ def _lines(file: Path, end: int) -> int:
             count += chunk.count(b"\n")
             end -= len(chunk)
     return count
-
-
-def _number(cell: str) -> Any:
-    """A cell as a number, if it is one; None if it is empty."""
-    if "_" in cell:  # which is no digit in other readers
-        return cell
-    try:
-        return int(cell)
-    except ValueError:
-        pass
-    try:
-        return float(cell)
-    except ValueError:
-        return cell or None
-
-
-class _Kinds:
-    """The kind of each column, from all of its values."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.kinds: dict[str, str] = {}
-        self.smallest: dict[str, int] = {}
-        self.largest: dict[str, int] = {}
-        self._columns = columns
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kinds": self.kinds, "smallest": self.smallest, "largest": self.largest}
-
-    def note(self, row: Mapping[str, Any]) -> None:
-        """Raises Torn for a value that is missing, or of another kind than those before."""
-        for name in self._columns:
-            if name not in row or row[name] is None:
-                raise Torn(f"column {name} is {'empty' if name in row else 'missing'}")
-            value, before = row[name], self.kinds.get(name)
-            kind = _kind(value, name)
-            if not _fits(value, kind):
-                raise Torn(f"column {name} is {str(value)[:40]}: numbers are finite, and whole ones have 64 bits")
-            if kind != before:
-                self.kinds[name] = kind if before is None else _both(before, kind, name, value)
-            if kind == "whole":
-                number = int(value)
-                self.smallest[name] = min(number, self.smallest.get(name, number))
-                self.largest[name] = max(number, self.largest.get(name, number))
-
-
-def _kind(value: Any, name: str) -> str:
-    if isinstance(value, int):
-        return "whole"
-    if isinstance(value, float):
-        return "fraction"
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, list):
-        types = {*map(type, value)}
-        if types and types <= {int, float}:  # without an array: most lists are rows of numbers
-            return "list of fraction" if float in types else "list of whole"
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            raise Torn(f"column {name} has lists of different lengths in one row") from None
-        if array.dtype.kind in "iubf":
-            return f"list of {'fraction' if array.dtype.kind == 'f' and array.size else 'whole'}"
-        return f"list of {array.dtype.name}" if array.dtype.kind != "O" else "list of objects"
-    return {"dict": "object"}.get(type(value).__name__, type(value).__name__)
-
-
-def _fits(value: Any, kind: str) -> bool:
-    """Whether numbers are finite and, if whole, of 64 bits."""
-    if kind == "fraction":
-        return math.isfinite(float(value))
-    if kind == "whole":
-        return -WHOLE <= int(value) < WHOLE
-    if kind in ("list of whole", "list of fraction") and value and not isinstance(value[0], list):
-        return all(map(math.isfinite, value)) if "fraction" in kind else -WHOLE <= min(value) <= max(value) < WHOLE
-    return True
-
-
-def _both(one: str, other: str, name: str, value: Any) -> str:
-    if one.replace("fraction", "whole") == other.replace("fraction", "whole"):
-        return one.replace("whole", "fraction")
-    raise Torn(f"column {name} is {str(value)[:40]!r}, after rows in which it was {one.replace('whole', 'a number')}")

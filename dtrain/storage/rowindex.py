@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from dtrain import secrets
 from dtrain.errors import PreflightError, StoreError, WordsError, nearest
+from dtrain.secrets import screen
 from dtrain.storage import store
 
 VERSION = 2
+SLOW = 3.0
+"""Seconds after which a user is told that an index is being made."""
 Indices = NDArray[np.int64]
 Columns = dict[str, Any]
 """Name -> the values of some rows: an array [rows, ...] of int64 or fp32, or a list of arrays or texts."""
@@ -80,9 +84,24 @@ def kept(
     with locked(at):
         now, facts = store.fingerprint(url), facts_of(at)
         if facts is None or facts["fingerprint"] != now or not all(Path(f"{at}{end}").exists() for end in beside):
-            facts = {"path": secrets.masked(url), "fingerprint": now, **make(at)}
+            with telling(f"making the index of {secrets.masked(url)}, once; it takes a while"):
+                made = make(at)
+            facts = {"path": secrets.masked(url), "fingerprint": now, **made}
             store.write(f"{at}.json", json.dumps(facts).encode())
     return facts, at
+
+
+@contextmanager
+def telling(sentence: str) -> Iterator[None]:
+    """A context that writes a sentence to stderr if it takes longer than a few seconds."""
+    timer = threading.Timer(SLOW, lambda: screen.complain(sentence))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def outdated(cache: Path, url: str, how: Sequence[Any]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@ Python's own reader.
 """
 
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from data.test_rows import BUILD
 
 from dtrain.errors import DtrainError
-from dtrain.storage import linefile
+from dtrain.storage import linefile, rowindex
 from dtrain.storage.rowfile import Reader
 
 
@@ -31,6 +32,76 @@ def test_rows_are_those_of_pythons_reader(chunk: int, tmp_path: Path, monkeypatc
     assert opened.facts["sizes"] == [len(cells)]
     assert opened.read(0, np.array([5, 0, 3, 6]))["text"] == ['"', "plain", 'a,"b"\r\n"c"', "007"]
     assert opened.read(0, np.arange(len(cells)))["text"] == cells
+
+
+ODD = [
+    "",
+    " ",
+    "1_0",
+    "0x1",
+    "nan",
+    "inf",
+    "1e999",
+    str(1 << 63),
+    "-" + str(1 << 63),
+    "é",
+    '"',
+    "a,b",
+    "two\nlines",
+    "-0",
+    "+3",
+    "\r",
+]
+
+
+def facts_of(path: Path, text: bool) -> Any:
+    """(facts, offsets) of an index, or the sentence that refuses it."""
+    try:
+        (file,) = Reader("csv", path.parent / "cache", text=text).opened([str(path)], ["x", "y"])
+    except DtrainError as error:
+        return str(error)
+    where = np.load(f"{file._stem}.npy").tolist()
+    return {name: file.facts[name] for name in ("sizes", "sha256", "kinds")}, where
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_are_parsed_together_are_those_of_one_by_one(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linefile, "TOGETHER", 5)
+    generator = np.random.default_rng(seed)
+    for number in range(9):
+        rows = [[f"{generator.normal():.3f}", str(generator.integers(-9, 9))] for _ in range(23)]
+        for _ in range(number % 3):
+            rows[generator.integers(23)][generator.integers(2)] = ODD[generator.integers(len(ODD))]
+        places = []
+        for way in ("together", "alone"):
+            path = tmp_path / way / "a.csv"
+            path.parent.mkdir(exist_ok=True)
+            with path.open("w", newline="") as file:
+                csv.writer(file).writerows([["x", "y"], *rows])
+            with monkeypatch.context() as patch:
+                if way == "alone":
+                    patch.setattr(linefile.Separated, "columns", lambda *_: None)
+                places.append([facts_of(path, text) for text in (False, True)])
+        one, other = (str(each).replace("/together/", "/alone/") for each in places)
+        assert one == other, rows
+
+
+def test_an_index_that_takes_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rowindex, "SLOW", 0.05)
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    rowindex.kept(
+        tmp_path,
+        str(tmp_path / "a.csv"),
+        ["slow"],
+        lambda stem: time.sleep(0.3) or {"sizes": [1], "sha256": "", "kinds": {}},
+    )
+    assert f"making the index of {tmp_path}/a.csv, once" in capsys.readouterr().err
+    build(tmp_path / "a.csv").take(np.arange(1), np.zeros(1, int))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("word", "separator"), [("semicolon", ";"), ("tab", "\t"), ("pipe", "|")])

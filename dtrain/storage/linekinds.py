@@ -1,0 +1,136 @@
+"""The kinds of the columns of rows that are written as text: whole numbers, fractions, text, and lists of these."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+WHOLE = 1 << 63
+TYPES = {"whole": np.int64, "fraction": np.float32}
+
+
+class Torn(ValueError):
+    """A row is not whole, or is no row; says why."""
+
+
+def number(cell: str) -> Any:
+    """A cell as a number, if it is one; None if it is empty."""
+    if "_" in cell:  # which is no digit in other readers
+        return cell
+    try:
+        return int(cell)
+    except ValueError:
+        pass
+    try:
+        return float(cell)
+    except ValueError:
+        return cell or None
+
+
+class Kinds:
+    """The kind of each column, from all of its values."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.kinds: dict[str, str] = {}
+        self.smallest: dict[str, int] = {}
+        self.largest: dict[str, int] = {}
+        self._columns = columns
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kinds": self.kinds, "smallest": self.smallest, "largest": self.largest}
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        """Raises Torn for a value that is missing, or of another kind than those before."""
+        for name in self._columns:
+            if name not in row or row[name] is None:
+                raise Torn(f"column {name} is {'empty' if name in row else 'missing'}")
+            value, before = row[name], self.kinds.get(name)
+            kind = _kind(value, name)
+            if not _fits(value, kind):
+                raise Torn(f"column {name} is {str(value)[:40]}: numbers are finite, and whole ones have 64 bits")
+            if kind != before:
+                self.kinds[name] = kind if before is None else _both(before, kind, name, value)
+            if kind == "whole":
+                number = int(value)
+                self.smallest[name] = min(number, self.smallest.get(name, number))
+                self.largest[name] = max(number, self.largest.get(name, number))
+
+    def note_all(self, columns: Mapping[str, Sequence[str]], *, numbers: bool) -> bool:
+        """Note the cells of many rows, if all of a column are numbers, or text where none are read as such; False, and
+        nothing is noted, if they have to be looked at one by one.
+        """
+        if not {*self._columns} <= columns.keys():
+            return False
+        if not numbers:
+            self.kinds |= dict.fromkeys(self._columns, "text")
+            return True
+        noted = dict[str, tuple[str, int, int]]()
+        for name in self._columns:
+            values = _numbers(columns[name])
+            if values is None or self.kinds.get(name, "whole") not in TYPES:
+                return False
+            least, most = min(values), max(values)
+            kind = "whole" if isinstance(least, int) else "fraction"
+            if not -WHOLE <= least <= most < WHOLE or not math.isfinite(sum(values)):
+                return False
+            noted[name] = kind, int(least), int(most)
+        for name, (kind, smallest, largest) in noted.items():
+            self.kinds[name] = kind if self.kinds.get(name, kind) == kind else "fraction"
+            if kind == "whole":
+                self.smallest[name] = min(smallest, self.smallest.get(name, smallest))
+                self.largest[name] = max(largest, self.largest.get(name, largest))
+        return True
+
+
+def _numbers(cells: Sequence[str]) -> list[int] | list[float] | None:
+    """The cells as numbers of one kind, as `number` reads them; None if they are none, or of both kinds."""
+    if not cells or "_" in "".join(cells):
+        return None
+    try:
+        return list(map(int, cells))
+    except ValueError:
+        pass
+    try:
+        return list(map(float, cells))
+    except ValueError:
+        return None
+
+
+def _kind(value: Any, name: str) -> str:
+    if isinstance(value, int):
+        return "whole"
+    if isinstance(value, float):
+        return "fraction"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        types = {*map(type, value)}
+        if types and types <= {int, float}:  # without an array: most lists are rows of numbers
+            return "list of fraction" if float in types else "list of whole"
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise Torn(f"column {name} has lists of different lengths in one row") from None
+        if array.dtype.kind in "iubf":
+            return f"list of {'fraction' if array.dtype.kind == 'f' and array.size else 'whole'}"
+        return f"list of {array.dtype.name}" if array.dtype.kind != "O" else "list of objects"
+    return {"dict": "object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether numbers are finite and, if whole, of 64 bits."""
+    if kind == "fraction":
+        return math.isfinite(float(value))
+    if kind == "whole":
+        return -WHOLE <= int(value) < WHOLE
+    if kind in ("list of whole", "list of fraction") and value and not isinstance(value[0], list):
+        return all(map(math.isfinite, value)) if "fraction" in kind else -WHOLE <= min(value) <= max(value) < WHOLE
+    return True
+
+
+def _both(one: str, other: str, name: str, value: Any) -> str:
+    if one.replace("fraction", "whole") == other.replace("fraction", "whole"):
+        return one.replace("whole", "fraction")
+    raise Torn(f"column {name} is {str(value)[:40]!r}, after rows in which it was {one.replace('whole', 'a number')}")

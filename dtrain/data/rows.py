@@ -67,7 +67,8 @@ class Rows(Dataset):
     def facts(self) -> Mapping[str, Any]:
         """Without the shape of a sample if rows have different lengths."""
         if not self._packed:
-            return super().facts
+            known = super().facts
+            return known if "outputs" in known else {**known, "unknown": self._table.unknown}
         return {"outputs": self._outputs, "vocab": self._outputs} if self._outputs else {}
 
     def lengths_of(self, split: Split) -> NDArray[np.int32]:
@@ -160,8 +161,22 @@ class Table:
             if left > 0 and size:
                 facts.append(file.first(min(left, size)))
             left -= size
+        self._facts = facts
         self._kinds = kinds(facts, [*self._inputs, self._target], text=False)
         self.classes = _classes(facts, self._target) if self._kinds[self._target] == "whole" else None
+
+    @property
+    def unknown(self) -> str:
+        """Why the number of classes is not known, and what to type."""
+        name, least = self._target, min((each["smallest"].get(self._target, 0) for each in self._facts), default=0)
+        if least == IGNORE:
+            return f"column {name} has {IGNORE}, a target that does not count. Type data.outputs=<number of classes>."
+        if least < 0:
+            return (
+                f"column {name} has {least}, and classes are whole numbers from 0 on ({IGNORE}: a target that does not "
+                "count). Number the classes from 0 on."
+            )
+        return f"the files do not say how many classes column {name} has. Type data.outputs=<number of classes>."
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0

@@ -119,10 +119,11 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part 
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
-        raise WordsError(
-            f"model.{unknown[0]}=auto: the data does not say (targets that are whole and >= 0 are classes). Type "
+        why = facts.get("unknown") or (
+            "the data does not say (targets that are whole and >= 0 are classes). Type "
             f"model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset."
         )
+        raise WordsError(f"model.{unknown[0]}=auto: {why}")
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
     _check_sizes(part, facts)
     target = locate(str(part["_target_"]))

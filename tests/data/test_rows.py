@@ -17,6 +17,7 @@ from dtrain.data import csv, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
+from dtrain.model import construct
 from dtrain.storage.rowfile import Reader
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
@@ -63,6 +64,22 @@ def test_each_row_is_one_sample(format: str, source: Any) -> None:
     assert batch["inputs"].dtype == torch.float32 and batch["targets"].dtype == torch.int64
     assert made.facts == {"inputs": [2], "kind": "float32", "outputs": 4, "vocab": 4}
     assert made.loading == "thread"
+
+
+@pytest.mark.parametrize(
+    ("smallest", "why"),
+    [
+        (-1, "column label has -1, and classes are whole numbers from 0 on (-100: a target that does not count)"),
+        (-100, "column label has -100, a target that does not count. Type data.outputs=<number of classes>."),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_target_that_is_no_class_is_named(format: str, smallest: int, why: str, source: Any, tmp_path: Path) -> None:
+    table = [{**row, "label": smallest if number == 7 else row["label"]} for number, row in enumerate(rows())]
+    made = source(format, write(tmp_path / f"odd.{format}", table))
+    assert why in made.facts["unknown"]
+    with pytest.raises(DtrainError, match=r"model\.outputs=auto: column label has -1"):
+        construct({"_target_": "dtrain.model.mlp.MLP", "outputs": "auto"}, facts=made.facts, seed=0)
 
 
 def test_lines_are_samples_in_the_order_of_the_same_rows_in_memory(source: Any) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from dtrain.config import files
 from dtrain.config.facts import Part as Part
-from dtrain.config.facts import about
+from dtrain.config.facts import about, fact
 from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -72,6 +72,11 @@ class PipelineShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", self.order or files.node("pipeline", self.schedule))
 
+    @property
+    def waits(self) -> bool:
+        """Whether the backward of a microbatch may follow forwards of others in the last stage, or run in two parts."""
+        return self.stages > 1 or fact(self.order, "keeps") == "all" or bool(fact(self.order, "splits_backward"))
+
     def owners(self, pp: int) -> list[int]:
         """The rank of each stage, of `pp`."""
         if self.layout == "v":
@@ -115,6 +120,18 @@ class BatchShape:
     def local(self) -> int:
         """Samples per optimizer step on one data-parallel rank."""
         return self.microbatch * self.accumulate
+
+
+LARGE_VOCABULARY = 8192
+CHUNK = 512
+"""Tokens whose logits exist at a time where the vocabulary is large."""
+
+
+def chunk_of(chunk: int | str, vocabulary: int) -> int:
+    """Tokens whose logits exist at a time, of an objective's `chunk`: 0 for all at once."""
+    if isinstance(chunk, str):
+        return CHUNK if vocabulary >= LARGE_VOCABULARY else 0
+    return chunk
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,17 @@ def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return int(2 * a.shape[0] * a.shape[1] * b.shape[-1])
 
 
+def _added(out: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a.shape[0] * a.shape[1] * b.shape[1])
+
+
 COUNTED = {
+    torch.ops.aten.addmm_: _added,
     torch.ops.aten._grouped_mm: _grouped,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""What torch's counter leaves out: matrices by expert, and the attention of the CPU, by the formulas that it has for those of a GPU."""
+"""What torch's counter leaves out: products that are added in place, matrices by expert, and the attention of the CPU, by the formulas that it has for those of a GPU."""
 
 
 class Flops(TorchDispatchMode):

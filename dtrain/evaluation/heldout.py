@@ -18,8 +18,9 @@ from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
-from dtrain.objective import Objective, Shapes, agreed, loss_of
+from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
 from dtrain.objective.figures import figures
+from dtrain.objective.head import deferring
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
@@ -86,7 +87,7 @@ def evaluate(
     """
     indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}
-    count = 0
+    count, chunk = 0, 0 if metrics else chunk_asked(objective)  # metrics read all logits
     if metrics:
         metrics.begin()
     with evaluating(model) as put_back:
@@ -104,7 +105,7 @@ def evaluate(
             batch = to_device(batch, mesh.device)
             compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
-            with precision.autocast(mesh.device), context.active() if context else nullcontext():
+            with deferring(chunk), precision.autocast(mesh.device), context.active() if context else nullcontext():
                 outputs = call(model, inputs_of(objective, batch, context))
                 loss = loss_of(objective, outputs, compared(reference, batch, objective, context), first)
                 if metrics:

@@ -21,7 +21,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective, prepared
+from dtrain.objective import Objective, chunk_asked, prepared
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context, context_of
@@ -107,7 +107,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     forward = parallelize(
         model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
         remat=build(plan.remat) if training else None, compile=build(plan.compile) if training else None,
-        brought=brought,
+        brought=brought, chunk=chunk_asked(objective),
     )  # fmt: skip
     context = context_of(mesh, plan.context["attention"])
     reference = None

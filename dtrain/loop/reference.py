@@ -27,7 +27,7 @@ from dtrain.mesh.sharding import local
 from dtrain.model import construct, evaluating, own_class, reshard
 from dtrain.model.adapted import switched_off
 from dtrain.model.seeds import derive
-from dtrain.objective import Compared
+from dtrain.objective import Compared, chunk_asked
 from dtrain.parallel.order import parallelize
 from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
@@ -168,30 +168,38 @@ def reference_of(
     kind = about(plan.objective).get("reference")
     if kind is None:
         return None
+    chunk = chunk_asked(objective)
     if kind == "teacher":
         name = str(plan.objective["teacher"])
         found = mesh.on_rank_0(f"look at the teacher {name}", lambda: vars(owner_of(name)))
-        second = _second(plan, mesh, facts, precision, found["part"], brought=True)
+        second = _second(plan, mesh, facts, precision, found["part"], brought=True, chunk=chunk)
         teacher = Teacher(*second, objective, mesh, precision)
         teacher.place = found["url"]
         return teacher
     if fact(plan.adapter, "trains") == "adapter":
         return Reference(*trained, objective, mesh, precision)
-    second = _second(plan, mesh, facts, precision, plan.model, brought=bool(plan.init or plan.fork))
+    second = _second(plan, mesh, facts, precision, plan.model, brought=bool(plan.init or plan.fork), chunk=chunk)
     frozen = Frozen(*second, objective, mesh, precision)
     frozen.moved, frozen.names = plan.init or plan.fork, plan.init_names
     return frozen
 
 
 def _second(
-    plan: Plan, mesh: Mesh, facts: Mapping[str, Any], precision: Precision, part: Part, *, brought: bool
+    plan: Plan,
+    mesh: Mesh,
+    facts: Mapping[str, Any],
+    precision: Precision,
+    part: Part,
+    *,
+    brought: bool,
+    chunk: int | str,
 ) -> tuple[nn.Module, nn.Module]:
     """A frozen model and its forward, split as the trained one is."""
     model = construct(part, facts=facts, seed=derive(plan.seed, "model"))
     model.requires_grad_(False)
     forward = parallelize(
         model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline,
-        tensors=plan.tensor, compile=build(plan.compile), brought=brought,
+        tensors=plan.tensor, compile=build(plan.compile), brought=brought, chunk=chunk,
     )  # fmt: skip
     return model, forward
 

@@ -16,7 +16,8 @@ from dtrain.loop.agreement import Agreement
 from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
-from dtrain.objective import Objective, Shapes, agreed, loss_of
+from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.objective.head import deferring
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
@@ -61,7 +62,7 @@ def make_step(
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
-    agreement = Agreement(model, mesh)
+    agreement, again = Agreement(model, mesh), isinstance(model, Pipeline) and model.shape.waits
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
@@ -84,7 +85,7 @@ def make_step(
                 sums[name] = sums[name] + value if name in sums else value
             return loss.sum * weight
 
-        with context.active() if context else nullcontext():
+        with deferring(chunk_asked(objective), again=again), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as absent:

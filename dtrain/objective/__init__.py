@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from dtrain.data import IGNORE, Batch, Source
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.objective.head import settled
 from dtrain.result import OF_THE_MACHINE
 
 
@@ -69,6 +70,14 @@ class Compared(Objective, Protocol):
 
 
 @runtime_checkable
+class Chunked(Objective, Protocol):
+    """An objective whose loss takes deferred logits (dtrain/objective/head.py)."""
+
+    chunk: int | str
+    """Tokens whose logits exist at a time; 0: all; auto: few where the vocabulary is large."""
+
+
+@runtime_checkable
 class Preparing(Objective, Protocol):
     """An objective that changes the samples, as their index and pass say."""
 
@@ -78,6 +87,11 @@ class Preparing(Objective, Protocol):
 def prepared(objective: Objective, source: Source, seed: int) -> Source:
     """The samples as the objective takes them. Raises WordsError if it cannot take them."""
     return objective.prepared(source, seed=seed) if isinstance(objective, Preparing) else source
+
+
+def chunk_asked(objective: Objective) -> int | str:
+    """Tokens whose logits exist at a time, as `Chunked.chunk`; 0 for objectives that take whole logits."""
+    return objective.chunk if isinstance(objective, Chunked) else 0
 
 
 COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
@@ -143,8 +157,8 @@ def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> s
 
 
 def answer(outputs: Any) -> Tensor:
-    """The logits, gathered if tensor parallelism left them split."""
-    logits = logits_of(outputs)
+    """The logits, computed if a chunked loss has put them off, gathered if tensor parallelism left them split."""
+    logits = settled(logits_of(outputs))
     return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
 

@@ -42,8 +42,10 @@ class DPO:
 
     unit = "samples"
 
-    def __init__(self, *, beta: float, loss: Literal["sigmoid", "hinge", "ipo"], label_smoothing: float) -> None:
-        self._beta, self._loss, self._smoothing = beta, loss, label_smoothing
+    def __init__(
+        self, *, beta: float, loss: Literal["sigmoid", "hinge", "ipo"], label_smoothing: float, chunk: int | str = 0
+    ) -> None:
+        self._beta, self._loss, self._smoothing, self.chunk = beta, loss, label_smoothing, chunk
 
     def count(self, batch: Batch) -> int:
         """The number of pairs."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtrain.data import IGNORE, Batch, Growing, Indices, Loading, Ordered, Source
 from dtrain.errors import WordsError, nearest
 from dtrain.objective import Loss, logits_of
-from dtrain.objective.vocabulary import LARGEST_EXPONENT, token_nats
+from dtrain.objective.vocabulary import LARGEST_EXPONENT, cross_entropy
 
 USUAL = ("[MASK]", "<mask>", "<|mask|>")
 """Names of the mask token in tokenizers."""
@@ -22,12 +22,13 @@ class Masked:
     """Outputs [B, T, V]; of every row `part` of the tokens are targets [B, T], all others are -100. The model sees the
     mask token in place of `hidden` of them, a token of the vocabulary in place of `random` of them, and the rest as it
     is. `token`: the mask token; None: the one of the tokenizer with a usual name. The loss is in nats per target.
+    `chunk`: tokens whose logits exist at a time.
     """
 
     unit = "tokens"
 
-    def __init__(self, *, part: float, hidden: float, random: float, token: str | None) -> None:
-        self._part, self._hidden, self._random, self._token = part, hidden, random, token
+    def __init__(self, *, part: float, hidden: float, random: float, token: str | None, chunk: int | str = 0) -> None:
+        self._part, self._hidden, self._random, self._token, self.chunk = part, hidden, random, token, chunk
 
     def prepared(self, source: Source, *, seed: int) -> Source:
         """The rows of `source` with tokens hidden. Raises WordsError if it has no mask token."""
@@ -51,7 +52,7 @@ class Masked:
         return batch["inputs"]
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
-        return Loss(token_nats(logits_of(outputs), batch["targets"]).sum())
+        return Loss(cross_entropy(logits_of(outputs), batch["targets"]))
 
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
         """Perplexity of the hidden tokens."""

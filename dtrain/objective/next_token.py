@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import copies
 from dtrain.errors import WordsError
-from dtrain.objective import Loss, add_losses, logits_of, nats
-from dtrain.objective.vocabulary import HALVES, LARGEST_EXPONENT, cross_entropy
+from dtrain.objective import Loss, add_losses, logits_of
+from dtrain.objective.vocabulary import LARGEST_EXPONENT, cross_entropy
 
 COPIES = (
     "objective=next_token: the targets of the first samples equal their inputs (as Hugging Face's labels do), so the "
@@ -21,15 +19,17 @@ COPIES = (
 
 class NextToken:
     """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts; its perplexity is reported
-    too. `losses`: weights of other losses that the model returns.
+    too. `losses`: weights of other losses that the model returns. `chunk`: tokens whose logits exist at a time.
 
     Raises WordsError if the first targets equal the inputs: the model would learn to copy.
     """
 
     unit = "tokens"
 
-    def __init__(self, losses: Mapping[str, float] | None = None, together: int | None = None) -> None:
-        self._losses, self._checked = losses or {}, False
+    def __init__(
+        self, losses: Mapping[str, float] | None = None, together: int | None = None, chunk: int | str = 0
+    ) -> None:
+        self._losses, self._checked, self.chunk = losses or {}, False, chunk
 
     def count(self, batch: Batch) -> int:
         if not self._checked:
@@ -43,10 +43,7 @@ class NextToken:
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         logits, targets = logits_of(outputs, self._losses), batch["targets"]
-        if isinstance(logits, DTensor) or logits.dtype in HALVES:
-            loss = Loss(cross_entropy(logits, targets))
-        else:
-            loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))
+        loss = Loss(cross_entropy(logits, targets))
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
 
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
-from dtrain.objective import check_targets
+from dtrain.objective import check_targets, chunked, nats
+from dtrain.objective.head import Deferred
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
@@ -27,23 +28,29 @@ CHUNK_BYTES = 64 << 20
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy summed over the targets [...] that are not IGNORE; fp32, 0-dim, the same on all ranks.
 
-    `logits` [..., V] are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target
-    outside of the vocabulary.
+    `logits` [..., V] are whole, or split in their last dim over a mesh of one axis, or deferred: then they are computed
+    a chunk at a time. Raises WordsError for a target outside of the vocabulary.
     """
-    return _nats(logits, targets).sum()
+    if isinstance(logits, Deferred):
+        return chunked.cross_entropy(logits, targets)
+    if isinstance(logits, DTensor) or logits.dtype in HALVES:
+        return _nats(logits, targets).sum()
+    return nats(logits.flatten(0, -2), targets.flatten())
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each target [...], 0 where it is IGNORE; else as `cross_entropy`."""
+    if isinstance(logits, Deferred):
+        return chunked.token_nats(logits, targets)
     if isinstance(logits, DTensor) or logits.dtype in HALVES:
         return _nats(logits, targets).view(targets.shape)
     rows = logits.float().flatten(0, -2)
     try:
-        nats = F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none")
+        each = F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none")
     except IndexError:
         check_targets(targets, logits.shape[-1])
         raise
-    return nats.view(targets.shape)
+    return each.view(targets.shape)
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

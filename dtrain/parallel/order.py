@@ -18,6 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.adapted import begin
 from dtrain.model.seeds import fill, fill_added
+from dtrain.objective.head import defer
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
@@ -39,9 +40,11 @@ def parallelize(
     remat: Remat | None = None,
     compile: Compile | None = None,
     brought: bool = False,
+    chunk: int | str = 0,
 ) -> nn.Module:
     """The module to call. `model` becomes, in place, this rank's part of it, with the same parameter names. `brought`:
-    a checkpoint will fill a model on the meta device, so it is not initialised.
+    a checkpoint will fill a model on the meta device, so it is not initialised. `chunk`: that of the objective, for
+    which the head may defer its product.
     """
     meta = any(parameter.is_meta for parameter in model.parameters())
     precision.choose_products()
@@ -51,6 +54,7 @@ def parallelize(
     check(model, mesh.shape, pipeline=pipeline, tensors=tensors)
     if precision.convert is not None:
         precision.convert(model)
+    defer(model, chunk)
     huggingface.packs(model)
     if mesh.shape.cp > 1:
         huggingface.adapt(model)

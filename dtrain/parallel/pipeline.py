@@ -16,6 +16,7 @@ from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
+from dtrain.objective.head import Deferred
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.parallel.transfers import LeanStage
 from dtrain.planned import PipelineShape
@@ -36,10 +37,14 @@ class Stage(nn.Module):
         self.keyword: str | None = None
         """The keyword of the model's first input; None: it is the first argument."""
         self._split: Any = None
+        self._deferred: Deferred | None = None
 
     def forward(self, x: Tensor, **others: Tensor) -> Tensor:
         with self._autocast():
             out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+        self._deferred = None
+        if isinstance(out, Deferred):  # hidden states leave, and the loss multiplies them
+            self._deferred, out = out.on(out.hidden.detach()), out.hidden
         if isinstance(out, DTensor):  # logits split over the vocabulary
             self._split, out = (out.device_mesh, out.placements, out.shape, out.stride()), out.to_local()
         if torch.is_grad_enabled() and out.is_floating_point() and not out.requires_grad:
@@ -49,11 +54,11 @@ class Stage(nn.Module):
         return out
 
     def whole(self, out: Tensor) -> Tensor:
-        """The model's output: `out` itself, or the DTensor of which `out` is this rank's piece."""
-        if self._split is None:
-            return out
-        mesh, placements, shape, stride = self._split
-        return DTensor.from_local(out, mesh, placements, run_check=False, shape=shape, stride=stride)
+        """The model's output: `out` itself, the DTensor of which `out` is this rank's piece, or deferred logits."""
+        if self._split is not None:
+            mesh, placements, shape, stride = self._split
+            out = DTensor.from_local(out, mesh, placements, run_check=False, shape=shape, stride=stride)
+        return self._deferred.on(out) if self._deferred is not None else out
 
 
 class Pipeline(nn.Module):

@@ -8,6 +8,7 @@ with `loss=split` the logits stay split over the vocabulary.
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from dtrain.errors import WordsError
 from dtrain.model import tables, unwrapped
+from dtrain.objective.head import Deferred
 from dtrain.parallel import huggingface
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
@@ -179,7 +181,7 @@ def _styles(sequence: bool, loss: bool, shared_key: int) -> dict[str, Callable[[
     return {
         **dict.fromkeys(GATHERED, lambda: ColwiseParallel(output_layouts=Replicate())),
         **dict.fromkeys(whole_input, lambda: RowwiseParallel(input_layouts=Replicate(), output_layouts=between)),
-        "colwise_logits": lambda: ColwiseParallel(output_layouts=logits, use_local_output=not loss),
+        "colwise_logits": lambda: Logits(output_layouts=logits, use_local_output=not loss),
         "colwise": ColwiseParallel,
         "rowwise": lambda: RowwiseParallel(output_layouts=between),
         "embedding_colwise": lambda: ColwiseParallel(output_layouts=between),
@@ -189,6 +191,20 @@ def _styles(sequence: bool, loss: bool, shared_key: int) -> dict[str, Callable[[
         # whole, and computed by every rank: only the attention around them is split
         **dict.fromkeys(("moe_tp_experts", "moe_identity_expert", "replicate")),
     }
+
+
+class Logits(ColwiseParallel):
+    """The head, which may put its product off: then its outputs are gathered when they are computed."""
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh
+    ) -> Any:
+        rest = partial(ColwiseParallel._prepare_output_fn, output_layouts, use_local_output, mod)
+        if isinstance(outputs, Deferred):
+            outputs.finish = lambda whole: rest(whole, device_mesh)
+            return outputs
+        return rest(outputs, device_mesh)
 
 
 class Gathering(SequenceParallel):

@@ -195,19 +195,22 @@ def _tensor(view: View) -> Iterator[Call]:
     for block, again in view.blocks:
         for split in block.splits:
             forwards = block.count * view.plan.batch.accumulate
-            yield from _module(view, split, forwards, again * split.recompute * view.plan.batch.accumulate)
+            repeated = again * split.recompute * view.plan.batch.accumulate
+            yield from _module(view, split, forwards, repeated, chunked=block.chunk is not None)
         yield from _replicated_weights(view, block)
 
 
-def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[Call]:
-    """Collectives of one module: `forwards` passes, of which `repeated` are recomputed in the backward."""
+def _module(view: View, split: Split, forwards: int, repeated: int, *, chunked: bool) -> Iterator[Call]:
+    """Collectives of one module: `forwards` passes, of which `repeated` are recomputed in the backward. `chunked`: it
+    is a head whose logits are never gathered.
+    """
     sequence = view.plan.tensor["sequence"] == "split"
     product = view.types.compute
     call = partial(_activations, view, forwards)
     kind = split.style
     if kind.startswith("colwise") and not sequence and split.grad_in:
         yield call("all_reduce", split.inputs * view.stream)  # gradient of the input
-    if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole":
+    if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole" and not chunked:
         whole = -(-split.width // view.plan.mesh.tp) * view.plan.mesh.tp
         yield call("all_gather", split.outputs // split.width * whole * product)
     if kind.startswith("rowwise") or kind == "embedding_rowwise":
@@ -241,9 +244,11 @@ def _replicated_weights(view: View, block: Block) -> Iterator[Call]:
 def _loss(view: View) -> Iterator[Call]:
     """Loss of logits split over the vocabulary: per token, a maximum and then two sums in fp32."""
     last = max(view.stages) == view.plan.mesh.pp * view.plan.pipeline.stages - 1 or view.plan.mesh.pp == 1
-    if view.plan.tensor["loss"] == "split" and last:
-        times = view.plan.batch.accumulate
-        yield Call("tp", "all_reduce", "loss", 2 * times, times * 12 * view.rows * view.shapes.tokens)
+    chunk = next((block.chunk for block, _ in view.blocks if block.chunk), None)
+    if (view.plan.tensor["loss"] == "split" or (chunk and chunk.split)) and last:
+        times, tokens = view.plan.batch.accumulate, view.rows * view.shapes.tokens
+        calls = 2 * math.ceil(tokens / chunk.rows) if chunk else 2
+        yield Call("tp", "all_reduce", "loss", calls * times, times * 12 * tokens)
 
 
 def _context(view: View) -> Iterator[Call]:

@@ -12,9 +12,21 @@ from functools import partial
 from typing import Any
 
 from dtrain.config.facts import Part, about, fact
-from dtrain.planned import Plan
+from dtrain.planned import Plan, chunk_of
 from dtrain.predict.activations import ActivationModel, Value
-from dtrain.predict.shapes import Attention, Block, Experts, LayoutBytes, Shapes, Split, Types, Weight, runs, types_of
+from dtrain.predict.shapes import (
+    Attention,
+    Block,
+    Chunk,
+    Experts,
+    LayoutBytes,
+    Shapes,
+    Split,
+    Types,
+    Weight,
+    runs,
+    types_of,
+)
 from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
 
@@ -24,7 +36,8 @@ NEXT = "sequence_parallel"
 @dataclass(frozen=True)
 class Run:
     """Inputs of the formulas besides the model's arguments. `tokens` per sample; `context`: the way in which ranks that
-    share a sequence attend to all of it, or empty; `cast`: inputs are cast to another type.
+    share a sequence attend to all of it, or empty; `cast`: inputs are cast to another type; `chunk`: that of the
+    objective, whose backward computes logits `again`.
     """
 
     types: Types
@@ -33,6 +46,8 @@ class Run:
     context: str
     cast: bool
     task: str
+    chunk: int | str = 0
+    again: bool = False
 
     def tape(self, name: str) -> ActivationModel:
         return ActivationModel(name, self.types, fused=self.fused)
@@ -53,8 +68,16 @@ def shapes(plan: Plan) -> Shapes | None:
     if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
         return None
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
-    run = Run(flowing(plan), plan.device == "cuda", tokens, context, types_of(plan).param != 4, task)
+    run = Run(
+        flowing(plan), plan.device == "cuda", tokens, context, types_of(plan).param != 4, task,
+        plan.objective.get("chunk", 0), again_of(plan),
+    )  # fmt: skip
     return FORMULAS[formula](part, run)
+
+
+def again_of(plan: Plan) -> bool:
+    """Whether the backward of a chunked loss computes its logits again (dtrain.objective.chunked)."""
+    return fact(plan.precision, "compute") == "fp16" or (plan.mesh.pp > 1 and plan.pipeline.waits)
 
 
 def facts_of(data: Part) -> Mapping[str, Any]:
@@ -102,11 +125,17 @@ def _transformer(
     y = last.norm(Value(T * C, rest, "stream"), "norm", C, groups=T, style=style, out="whole")
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
-    logits = head.linear(Value(T * C, rest, "whole"), "", C, V, rows=T, style="colwise_gather_output", hidden=False)
+    x, rows, returns = Value(T * C, rest, "whole"), chunk_of(run.chunk, V), LayoutBytes()
+    chunk = Chunk(rows, T, V, run.types.compute, V * C, True) if rows else None
+    if rows:
+        loss = head.chunked(x, V, C, rows=T, again=run.again)
+    else:
+        logits = head.linear(x, "", C, V, rows=T, style="colwise_gather_output", hidden=False)
+        loss, returns = head.tokens(logits, T), LayoutBytes(logits=logits.size)
     if part["tied"]:
         head.weights.clear()
-    blocks.append(replace(head.block(head.tokens(logits, T), listed=False), head=not part["tied"]))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, LayoutBytes(logits=logits.size))
+    blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk))
+    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, returns)
 
 
 def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:

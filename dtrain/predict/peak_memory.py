@@ -61,6 +61,7 @@ def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     saved, peak_live = _activations(plan, shapes, block)
+    chunk = _chunk(plan, block, sum(trained) * wide)
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
@@ -68,9 +69,22 @@ def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
-        saved * micro, peak_live * micro, block.passes * flowing(plan).param * micro / split,
+        saved * micro, peak_live * micro + chunk, block.passes * flowing(plan).param * micro / split,
         *(block.saved[way].of(plan) * micro for way in ("saved_input", "saved_output", "deferred_wgrad", "ends")),
     )  # fmt: skip
+
+
+def _chunk(plan: Plan, block: Block, made: float) -> float:
+    """Bytes that a loss over chunks of logits has in its largest chunk: the logits, in 16 bits too where products are,
+    the weight's gradient beyond what it leaves (`made`), and a product that is added to it.
+    """
+    chunk = block.chunk
+    if chunk is None:
+        return 0.0
+    tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
+    logits = min(chunk.rows, tokens) * chunk.vocabulary * (4 + chunk.bytes % 4)
+    weight = chunk.numbers * (4 + chunk.bytes % 4) * chunk.trained
+    return logits / tp + max(0.0, weight / tp - made)
 
 
 def _activations(plan: Plan, shapes: Shapes, block: Block) -> tuple[float, float]:

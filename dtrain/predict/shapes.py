@@ -100,6 +100,22 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Logits of a head whose loss computes them for `rows` tokens at a time, of `tokens` in a sample: `vocabulary` per
+    token, by products of `bytes` with a weight of `numbers`. `split`: tensor parallelism splits the vocabulary;
+    `trained`: the weight has a gradient, summed in fp32.
+    """
+
+    rows: int
+    tokens: int
+    vocabulary: int
+    bytes: int
+    numbers: int
+    split: bool
+    trained: bool = True
+
+
+@dataclass(frozen=True)
 class LayoutBytes:
     """Bytes of one sample, by their layout over the tp ranks: `whole`: replicated; `stream`: split with
     tensor.sequence=split; `inside`: always split; `logits`: split with tensor.loss=split.
@@ -130,10 +146,10 @@ class Block:
     memory of the backward.
 
     `uses`: how often one forward runs it; `grad_out`: it has a backward; `stays`: it is the last one in the model's
-    lists but not the last to run. `work`, `backward_work`: multiply-adds of matrix products in forward and backward;
-    `attention_work`: those inside attention, of the full square, as in torch.utils.flop_counter; `recompute_work`: the
-    part of `work` and `attention_work` that a recomputed forward runs, which stops as soon as the backward has all it
-    needs. `passes`: elements of the output.
+    lists but not the last to run; `chunk`: of a head whose logits exist a few tokens at a time. `work`,
+    `backward_work`: multiply-adds of matrix products in forward and backward; `attention_work`: those inside attention,
+    of the full square, as in torch.utils.flop_counter; `recompute_work`: the part of `work` and `attention_work` that a
+    recomputed forward runs, which stops as soon as the backward has all it needs. `passes`: elements of the output.
     """
 
     name: str = field(compare=False)
@@ -154,6 +170,7 @@ class Block:
     grad_out: bool = True
     stays: bool = False
     head: bool = False
+    chunk: Chunk | None = None
 
     @property
     def unit(self) -> bool:

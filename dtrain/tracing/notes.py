@@ -5,6 +5,7 @@ Autograd's saved-tensor hooks show what is kept; the formulas of torch.utils.flo
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from dtrain.predict.shapes import Attention, LayoutBytes, Split
+from dtrain.objective.head import Deferred
+from dtrain.predict.shapes import Attention, Chunk, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's fused attentions."""
 BINCOUNT = torch.ops.aten.bincount.default
+OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
+HEADS = ("colwise_gather_output", "colwise_rep")
 WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends")
 
 
@@ -62,6 +66,25 @@ def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 
     return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
 
 
+class _Loss(torch.autograd.Function):
+    """Zeros, `count` of them or one number, with the gradients of a head and its loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, expect: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.expect = expect
+        return hidden.new_zeros([count] if count else [], dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *weights = ctx.saved_tensors
+        of_hidden, *needed = ctx.needs_input_grad[:3]
+        made = (ctx.expect(each) if need else None for each, need in zip(weights, needed, strict=True))
+        return (torch.zeros_like(hidden) if of_hidden else None, *made, None, None)
+
+
 class Watch(TorchDispatchMode):
     """Records for every operator, by part, its results and operations. A storage inherits the layout of its inputs."""
 
@@ -81,6 +104,7 @@ class Watch(TorchDispatchMode):
         self._inputs: set[int] = set()
         self._last = 0, 0, "stream"
         self._before: dict[int, float] = {}
+        self.chunk: Chunk | None = None
         self.returns, self.tables = LayoutBytes(), 0
         """`tables`: bytes that several parts share and that get no gradient, such as rotations and masks."""
 
@@ -88,6 +112,8 @@ class Watch(TorchDispatchMode):
         act = _confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
         out = act(*args, **(kwargs or {}))
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
+        if func is OF_EMBEDDING:  # a gradient of a weight, no activation
+            self._known.add(storage(outputs[0]))
         for each in outputs:
             self._meet(each, inputs, copy="_to_copy" in func.__name__)
         self._count(func, args, kwargs or {}, out)
@@ -100,6 +126,31 @@ class Watch(TorchDispatchMode):
         if storage(outputs[0]) not in self._trained and any(storage(each) in self._trained for each in inputs):
             self._use_weight(outputs[0])
         return out
+
+    def chunked(self, logits: Deferred) -> None:
+        """A head whose loss computes its logits a chunk at a time, in place of which a stand-in runs here: it leaves
+        what such a loss keeps of a sample, and no logits.
+        """
+        logits.loss = self._loss
+        split = any(each.style in HEADS for each in self.part.splits)
+        self.chunk = Chunk(
+            logits.rows, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
+            logits.weight.numel(), split, logits.weight.requires_grad,
+        )  # fmt: skip
+
+    def _loss(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, again: bool) -> Tensor:
+        work = hidden.shape[:-1].numel() * weight.numel()
+        self.part.work += work
+        self.part.backward_work += (1 + weight.requires_grad + again) * work
+        loss: Tensor = _Loss.apply(hidden, weight, bias, count, self.expect)  # type: ignore[no-untyped-call]
+        return loss
+
+    def expect(self, weight: Tensor) -> Tensor:
+        """A gradient for a weight, which counts as none of the activations."""
+        self.alive -= nbytes(weight)
+        gradient = torch.zeros_like(weight)
+        self._known.add(storage(gradient))
+        return gradient
 
     def _use_weight(self, tensor: Tensor) -> None:
         """An operator uses a weight; the gradient of the weight needs that of `tensor` and everything saved so far."""

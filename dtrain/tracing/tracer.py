@@ -39,7 +39,8 @@ from dtrain.model import blocks, construct, head_of, saved_buffers
 from dtrain.model.adapted import added
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
-from dtrain.objective import Compared, Objective, logits_of, loss_of, prepared
+from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared
+from dtrain.objective.head import Deferred, defer, deferring
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
@@ -79,6 +80,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
             return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why), None
+        defer(model, chunk_asked(build(plan.objective, Objective)))
         _lower(model, plan, real=real)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
         samples = tensors_of(batch)
@@ -115,11 +117,15 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
     objective, precision = build(plan.objective, Objective), build(plan.precision)
     try:
         with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
-            with precision.autocast(torch.device("cpu")):
+            with deferring(chunk_asked(objective)), precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
-                watch.returns = LayoutBytes(logits=nbytes(logits_of(out)))
+                logits = logits_of(out)
+                if isinstance(logits, Deferred):
+                    watch.chunked(logits)
+                else:
+                    watch.returns = LayoutBytes(logits=nbytes(logits))
                 loss = loss_of(objective, out, _compared(objective, out, batch)).sum
-                del out
+                del out, logits
             watch.begin_backward()
             loss.backward()
     except DtrainError as error:
@@ -245,7 +251,8 @@ def _split(watch: Watch, name: str, style: str, module: nn.Module, args: Any, ou
             summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
         )
     )  # fmt: skip
-    watch.mark(out, STYLES[style][0])
+    if not isinstance(out, Deferred):
+        watch.mark(out, STYLES[style][0])
 
 
 def _continues(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -280,6 +287,7 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
             _block(Part("behind", False, splits=end.splits), "behind", behind),
             replace(_block(end, "head", head), splits=(), head=True),
         ]
+    ends[-1] = replace(ends[-1], chunk=watch.chunk)
     made = [_block(parts.get(name, Part(name, True, grad_out=True)), name, mine[name]) for name in order]
     last = names[id(listed[-1])] if listed else ""
     return [

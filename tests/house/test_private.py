@@ -48,6 +48,7 @@ PRIVATE = {
     "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear": "torch.distributed.tensor._redistribute._gen_transform_infos",
     "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear": "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
     "_unsharded_param": "torch.distributed.fsdp._fully_shard._fsdp_param", "_prepare_input_fn": "torch.distributed.tensor.parallel.SequenceParallel",
+    "_prepare_output_fn": "torch.distributed.tensor.parallel.ColwiseParallel", "_make_wrapper_subclass": "torch.Tensor",
     "torch._dynamo": "torch", "torch._inductor.cudagraph_trees": "torch._inductor",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "torch._subclasses.fake_tensor",
     "torch._subclasses.fake_tensor.FakeTensor": "torch._subclasses.fake_tensor",

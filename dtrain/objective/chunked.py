@@ -1,0 +1,201 @@
+"""Cross entropy of deferred logits: the head's product, a chunk of tokens at a time, so that no more logits ever exist.
+
+Of a sum the gradients of hidden states and weight are formed with the chunk in the forward, as in Liger
+(https://github.com/linkedin/Liger-Kernel), so nothing is multiplied twice. Where each token has a gradient of its own,
+and where a backward does not follow its forward at once or runs in two parts, chunks are computed again in it.
+
+Shapes: N tokens, C width, V this rank's part of the vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dtrain.data import IGNORE
+from dtrain.mesh.sharding import offset
+from dtrain.objective import check_targets
+from dtrain.objective.head import Deferred, local_parts
+
+
+def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
+    """Cross entropy of each target [...], in nats and fp32, 0 where it is IGNORE; the same on all ranks of a split
+    vocabulary. Raises WordsError for a target outside of the vocabulary.
+    """
+    return _apply(_Each, logits, targets).view(targets.shape)
+
+
+def cross_entropy(logits: Deferred, targets: Tensor) -> Tensor:
+    """The same, summed; 0-dim."""
+    # unscaled gradients would be too small for fp16
+    again = logits.again or logits.dtype == torch.float16 or not torch.is_grad_enabled()
+    return token_nats(logits, targets).sum() if again else _apply(_Sum, logits, targets)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """This rank's part of it: from `first` on, of `whole` tokens, split over `group`; `rows` tokens are a chunk, whose
+    matrices are multiplied in `product`.
+    """
+
+    first: int
+    whole: int
+    group: dist.ProcessGroup | None
+    rows: int
+    product: torch.dtype
+
+    def chunks(self, count: int) -> Iterator[slice]:
+        return (slice(first, first + self.rows) for first in range(0, count, self.rows))
+
+
+def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
+    hidden, weight, bias = local_parts(logits)
+    if logits.loss is not None:
+        return logits.loss(hidden, weight, bias, targets.numel() * (function is _Each), function is _Each)
+    group = logits.weight.device_mesh.get_group() if isinstance(logits.weight, DTensor) else None
+    vocabulary = Vocabulary(offset(logits.weight)[0], logits.shape[-1], group, logits.rows, logits.dtype)
+    try:
+        nats: Tensor = function.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), vocabulary)
+        return nats
+    except (IndexError, RuntimeError):
+        check_targets(targets, logits.shape[-1])
+        raise
+
+
+class Chunks:
+    """The tokens in order, with the weight and bias in the type of the products."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Vocabulary) -> None:
+        self._hidden, self._how = hidden, how
+        self.weight_VC = weight.to(how.product)
+        self._bias = None if bias is None else bias.to(how.product)
+        index = targets - how.first
+        self._here = (index >= 0) & (index < len(weight))
+        counts = targets != IGNORE
+        # gather refuses these itself, so a GPU need not be synchronised to check them
+        outside = counts & ((targets < 0) | (targets >= how.whole))
+        self._index, self.counts = index.where(self._here | outside, 0), counts
+
+    def logits(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """(hidden states in the type of the products, logits in fp32) of a chunk."""
+        x_RC = self._hidden[rows].to(self._how.product)
+        return x_RC, F.linear(x_RC, self.weight_VC, self._bias).float()
+
+    def nats(self, rows: slice, logits_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(cross entropy, largest logit, sum of the exponentials of what logits are below it) of each token of a chunk.
+        `logits_RV` becomes these exponentials.
+        """
+        index_R, group = self._index[rows], self._how.group
+        largest_R = logits_RV.new_full((len(logits_RV),), -torch.inf)
+        if logits_RV.shape[1]:  # else the vocabulary has fewer tokens than there are ranks
+            largest_R = logits_RV.amax(1)
+        if group is not None:
+            dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
+        logits_RV.sub_(largest_R[:, None])
+        both_2R = logits_RV.new_zeros((2, len(largest_R)))
+        if logits_RV.shape[1]:
+            both_2R[1] = logits_RV.gather(1, index_R[:, None])[:, 0] * self._here[rows]
+        both_2R[0] = logits_RV.exp_().sum(1)
+        if group is not None:
+            dist.all_reduce(both_2R, group=group)
+        return (both_2R[0].log() - both_2R[1]) * self.counts[rows], largest_R, both_2R[0]
+
+    def gradient(self, rows: slice, exp_RV: Tensor, sums_R: Tensor | float, scale_R: Tensor | float) -> Tensor:
+        """Of the logits of a chunk, in the type of the products, from their exponentials, which are overwritten, and
+        the sums of these.
+        """
+        scale_R = scale_R * self.counts[rows]
+        exp_RV.mul_((scale_R / sums_R)[:, None])
+        if exp_RV.shape[1]:
+            exp_RV.scatter_add_(1, self._index[rows][:, None], -(scale_R * self._here[rows])[:, None].to(exp_RV.dtype))
+        return exp_RV.to(self._how.product)
+
+
+class Gradients:
+    """Those of hidden states, weight and bias, of which some are `needed`, gathered over the chunks; that of the weight
+    in fp32.
+    """
+
+    def __init__(self, hidden: Tensor, needed: tuple[bool, ...]) -> None:
+        self._needed = needed
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def add(self, rows: slice, x_RC: Tensor, gradient_RV: Tensor, weight_VC: Tensor) -> None:
+        if self.hidden is not None:
+            self.hidden[rows] = gradient_RV @ weight_VC
+        if self._needed[1]:
+            if self.weight is None:
+                self.weight = (gradient_RV.T @ x_RC).float()
+            elif x_RC.dtype == torch.float32:
+                self.weight.addmm_(gradient_RV.T, x_RC)
+            else:
+                self.weight.add_(gradient_RV.T @ x_RC)
+        if self._needed[2]:
+            bias_V = gradient_RV.float().sum(0)
+            self.bias = bias_V if self.bias is None else self.bias.add_(bias_V)
+
+    def every(self) -> list[Tensor | None]:
+        return [self.hidden, self.weight, self.bias]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, bias: Tensor | None, targets_N: Tensor, how: Vocabulary
+    ) -> Tensor:
+        chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, how)
+        gradients, total = Gradients(hidden_NC, ctx.needs_input_grad), hidden_NC.new_zeros((), dtype=torch.float32)
+
+        def add(rows: slice) -> Tensor:  # in which a chunk ends before the next begins
+            x_RC, logits_RV = chunks.logits(rows)
+            nats_R, _, sums_R = chunks.nats(rows, logits_RV)
+            gradients.add(rows, x_RC, chunks.gradient(rows, logits_RV, sums_R, 1.0), chunks.weight_VC)
+            return nats_R.sum()
+
+        for rows in how.chunks(len(hidden_NC)):
+            total += add(rows)
+        ctx.gradients = gradients.every()
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None  # which are used up: a second backward is an error
+        return (*(each if each is None else each.mul_(scale) for each in gradients), None, None)
+
+
+class _Each(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, bias: Tensor | None, targets_N: Tensor, how: Vocabulary
+    ) -> Tensor:
+        chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, how)
+        nats_N = hidden_NC.new_empty(len(hidden_NC), dtype=torch.float32)
+        sums_N = torch.empty_like(nats_N)
+        for rows in how.chunks(len(hidden_NC)):
+            nats_N[rows], largest_R, sums_R = chunks.nats(rows, chunks.logits(rows)[1])
+            sums_N[rows] = sums_R.log() + largest_R
+        ctx.save_for_backward(hidden_NC, weight_VC, bias, targets_N, sums_N)
+        ctx.how = how
+        return nats_N
+
+    @staticmethod
+    def backward(ctx: Any, scale_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NC, weight_VC, bias, targets_N, sums_N = ctx.saved_tensors
+        chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, ctx.how)
+        gradients = Gradients(hidden_NC, ctx.needs_input_grad)
+
+        def add(rows: slice) -> None:
+            x_RC, logits_RV = chunks.logits(rows)
+            exp_RV = logits_RV.sub_(sums_N[rows, None]).exp_()
+            gradients.add(rows, x_RC, chunks.gradient(rows, exp_RV, 1.0, scale_N[rows]), chunks.weight_VC)
+
+        for rows in ctx.how.chunks(len(hidden_NC)):
+            add(rows)
+        return (*gradients.every(), None, None)

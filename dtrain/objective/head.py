@@ -1,0 +1,162 @@
+"""Logits that are computed a few tokens at a time, inside the loss: a decoder's head leaves its product to whoever
+reads its result.
+
+A loss that takes `Deferred` logits (dtrain/objective/chunked.py) never has more than a chunk of them. Anything else
+that touches them, such as a softcap in the model's forward or a metric, computes them whole, as without this file.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.utils._pytree import tree_map_only
+
+from dtrain.model import blocks, tables, unwrapped
+from dtrain.planned import chunk_of
+
+NOTES = {
+    getattr(Tensor, name).__get__
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "layout",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "_base",
+    )
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.ndimension}
+"""Facts of a tensor that need none of its values."""
+
+_chunk: int | str = 0
+_again = False
+
+
+@contextmanager
+def deferring(chunk: int | str, *, again: bool = False) -> Iterator[None]:
+    """Inside, heads of a large vocabulary defer their products, for a loss over chunks of so many tokens (`auto`, 0:
+    no deferral). `again`: their backwards compute the products again.
+    """
+    global _chunk, _again
+    before, (_chunk, _again) = (_chunk, _again), (chunk, again)
+    try:
+        yield
+    finally:
+        _chunk, _again = before
+
+
+class Head(nn.Linear):
+    """A linear layer to logits, which `deferring` puts off."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = chunk_of(_chunk, self.out_features)
+        if not rows or (torch.is_grad_enabled() and not input.requires_grad):  # hooks on the result need its gradient
+            return super().forward(input)
+        return Deferred(input, self.weight, self.bias, rows=rows, again=_again)
+
+
+class Deferred(Tensor):
+    """Logits [..., V] = `hidden` [..., C] @ `weight` [V, C] + `bias`, not computed yet; `rows`: tokens of a chunk.
+    `again`: a backward computes it again. `finish`: what tensor parallelism does to the product.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rows: int
+    again: bool
+    autocast: torch.dtype | None
+    """The type of autocast where the head was called."""
+    finish: Callable[[Tensor], Tensor] | None
+    loss: Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor] | None
+    """A stand-in for the chunked loss, in a trace."""
+
+    @staticmethod
+    def __new__(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int, again: bool) -> "Deferred":
+        kind = hidden.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        made: Deferred = Tensor._make_wrapper_subclass(
+            cls, (*hidden.shape[:-1], weight.shape[0]), dtype=cast or weight.dtype, device=hidden.device
+        )
+        made.hidden, made.weight, made.bias, made.rows, made.again = hidden, weight, bias, rows, again
+        made.autocast, made.finish, made.loss = cast, None, None
+        return made
+
+    def on(self, hidden: Tensor) -> "Deferred":
+        """The same product of other hidden states."""
+        other = Deferred(hidden, self.weight, self.bias, rows=self.rows, again=self.again)
+        other.autocast, other.finish = self.autocast, self.finish
+        return other
+
+    def whole(self) -> Tensor:
+        """The logits, as the head would have returned them."""
+        kind = self.hidden.device.type
+        with torch.autocast(kind, self.autocast, enabled=self.autocast is not None):
+            logits = F.linear(self.hidden, self.weight, self.bias)
+        return self.finish(logits) if self.finish else logits
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in NOTES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        first = args[0] if args else None
+        if isinstance(first, Deferred):
+            if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
+                return first.hidden.requires_grad
+            if func == Tensor.register_hook:  # FSDP2's, before the backward of what is computed from this
+                return first.hidden.register_hook(args[1])
+        args, kwargs = tree_map_only(Deferred, lambda each: each.whole(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Deferred, lambda each: each.whole(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def settled(logits: Tensor) -> Tensor:
+    """Logits that are computed, if they were not."""
+    return logits.whole() if isinstance(logits, Deferred) else logits
+
+
+def defer(model: nn.Module, chunk: int | str) -> None:
+    """Let the head of `model`, if its vocabulary is large, defer its product where `deferring` asks for it. Changes the
+    class of the layer.
+    """
+    head = _head_of(model)
+    if head is not None and chunk_of(chunk, head.out_features):
+        head.__class__ = Head
+
+
+def _head_of(model: nn.Module) -> nn.Linear | None:
+    """The layer that runs last by the model's table, or that transformers names, if it is a plain linear layer outside
+    of the blocks.
+    """
+    prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
+    named = {f"{prefix}{name}" for name in table}
+    last = next((module for name, module in reversed(list(model.named_modules())) if name in named), None)
+    embeds = getattr(unwrapped(model), "get_output_embeddings", None)
+    if type(last) is not nn.Linear and embeds is not None:
+        last = embeds()
+    inner = {module for block in blocks(model) for module in block.modules()}
+    return last if type(last) is nn.Linear and last not in inner else None
+
+
+def local_parts(logits: Deferred) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(hidden states, weight, bias) of this rank's part of the vocabulary, which get their gradients through these."""
+    weight, bias, hidden = logits.weight, logits.bias, logits.hidden
+    if isinstance(weight, DTensor):
+        weight, bias = weight.to_local(), bias.to_local() if isinstance(bias, DTensor) else bias
+    if isinstance(hidden, DTensor):
+        hidden = hidden.to_local(grad_placements=[Partial()])
+    return hidden, weight, bias

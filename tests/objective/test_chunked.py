@@ -1,0 +1,240 @@
+"""Cross entropy of deferred logits: loss and gradients of whole ones, on every mesh, with a chunk of logits at a time."""
+
+import math
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from paired import dpo
+from paired import parts_of as pairs
+from pool import resident
+from small import PARTS, STRATEGIES, UNEVEN, few_steps, joined, small_gpt, tokens
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dtrain.errors import WordsError
+from dtrain.model.hf import TASKS
+from dtrain.objective import answer, chunked
+from dtrain.objective.head import Deferred, Head, defer, deferring
+from dtrain.objective.next_token import NextToken
+from dtrain.objective.vocabulary import cross_entropy, token_nats
+from dtrain.planned import CHUNK, LARGE_VOCABULARY, PipelineShape, chunk_of
+
+NEXT = PARTS["objective"]
+DDP, FSDP = STRATEGIES["ddp"], STRATEGIES["fsdp"]
+SPLIT = {"sequence": "split", "loss": "split"}
+MESHES: dict[str, tuple[Any, dict[str, int], dict[str, Any]]] = {
+    "ddp 2": (DDP, {"dp_replicate": 2}, {}),
+    "fsdp 2": (FSDP, {"dp_shard": 2}, {"microbatch": 2}),
+    "tp 2": (DDP, {"tp": 2}, {}),
+    "tp 2, split": (DDP, {"tp": 2}, {"tensors": SPLIT}),
+    "pp 2": (DDP, {"pp": 2}, {"microbatch": 2}),
+}
+MORE = {
+    "fsdp 2 x tp 2": (FSDP, {"dp_shard": 2, "tp": 2}, {"tensors": SPLIT}),
+    "pp 2, in two parts": (DDP, {"pp": 2}, {"microbatch": 2, "pipeline": PipelineShape("interleaved_zero_bubble", 2)}),
+    "pp 2 x tp 2": (DDP, {"pp": 2, "tp": 2}, {"microbatch": 2}),
+    "fsdp 2 x pp 2": (FSDP, {"dp_shard": 2, "pp": 2}, {"microbatch": 2}),
+}
+LONG = PARTS | {"data": PARTS["data"] | {"sequence": 12}}
+UNTIED = PARTS | {"data": UNEVEN, "model": PARTS["model"] | {"tied": False, "layers": 4}}
+
+
+def counted(*arguments: Any, **changed: Any) -> dict[str, Any]:
+    """`few_steps`, and how many losses of deferred logits this rank computed."""
+    with patch.object(chunked, "_apply", side_effect=chunked._apply) as calls:
+        made = few_steps(*arguments, **changed)
+    return made | {"chunked": calls.call_count}
+
+
+def run(
+    mesh: tuple[Any, dict[str, int], dict[str, Any]], parts: dict[str, Any], chunk: int, **more: Any
+) -> dict[str, Any]:
+    strategy, degrees, changed = mesh
+    made = {**parts, "strategy": strategy, "objective": parts["objective"] | {"chunk": chunk}}
+    runs = resident(math.prod(degrees.values()), partial(counted, made, degrees, steps=2, **changed, **more))
+    assert any(each["chunked"] for each in runs) == (chunk > 0)
+    pp = degrees.get("pp", 1)
+    return joined(runs[:: len(runs) // pp]) if pp > 1 else runs[0]
+
+
+whole = cache(lambda name: run((PARTS["strategy"], {}, {}), KINDS[name], 0))
+KINDS = {
+    "untied": UNTIED,
+    "tied": PARTS,
+    "long": LONG,
+    "dpo": pairs() | {"objective": dpo()},
+}
+
+
+def same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(torch.tensor(one["losses"]), torch.tensor(other["losses"]), rtol=tolerance, atol=0)
+    assert one["gradients"].keys() == other["gradients"].keys()
+    for name, values in other["gradients"].items():
+        here, there = torch.tensor(one["gradients"][name]), torch.tensor(values)
+        torch.testing.assert_close(
+            here,
+            there,
+            rtol=0,
+            atol=tolerance * there.abs().max().item(),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_gradients_are_those_of_whole_logits(mesh: str) -> None:
+    same(run(MESHES[mesh], UNTIED, 7), whole("untied"))
+
+
+@pytest.mark.campaign("8 ranks")
+@pytest.mark.parametrize("mesh", MORE)
+def test_gradients_are_those_of_whole_logits_on_more_ranks(mesh: str) -> None:
+    same(run(MORE[mesh], UNTIED, 7), whole("untied"))
+
+
+@pytest.mark.parametrize("mesh", ["ddp 2", "fsdp 2", "tp 2"])
+def test_tied_weights_get_both_gradients(mesh: str) -> None:
+    same(run(MESHES[mesh], PARTS, 7), whole("tied"))
+
+
+def test_a_split_sequence() -> None:
+    same(run((DDP, {"cp": 2}, {}), LONG, 7), whole("long"))
+
+
+@pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "pp 2"])
+def test_pairs_of_dpo(mesh: str) -> None:
+    same(run(MESHES[mesh], KINDS["dpo"], 7), whole("dpo"))
+
+
+class Largest(TorchDispatchMode):
+    """The most rows of a vocabulary of 13 that a tensor had."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        shapes = [each.shape for each in tree_leaves(out) if isinstance(each, Tensor) and type(each) is not Deferred]
+        sizes = (shape[:-1].numel() for shape in shapes if shape[-1:] == (13,) and not func.is_view)
+        self.rows = max([self.rows, *sizes])
+        return out
+
+
+def deferred(model: nn.Module, chunk: int = 3) -> nn.Module:
+    defer(model, chunk)
+    return model
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_more_logits_than_a_chunk_exist(dtype: torch.dtype, each: bool) -> None:
+    model, batch = deferred(small_gpt(width=16)), tokens(2, 5)
+    runs = []
+    for chunk in (0, 3):
+        with Largest() as largest, deferring(chunk), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            logits = model(batch)
+            loss = (token_nats(logits, batch) if each else cross_entropy(logits, batch)).sum() * 0.1
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+        runs.append((loss.detach(), gradients))
+    assert largest.rows == 3
+    close = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
+    torch.testing.assert_close(runs[1][0], runs[0][0], rtol=1e-6, atol=0)
+    for here, there in zip(runs[1][1], runs[0][1], strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=close * there.abs().max().item())
+
+
+class Capped(nn.Module):
+    """Its forward goes on with the logits, as that of gemma."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_gpt()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x) / 3) * 3
+
+
+def test_what_else_reads_logits_gets_them_whole() -> None:
+    """A softcap in the model's forward, a metric, an objective of another kind."""
+    batch = tokens(2, 5)
+    model = deferred(Capped())
+    assert type(model.inner.head) is Head
+    plain, plain_gpt = model(batch), model.inner(batch)
+    with deferring(3):
+        assert torch.equal(model(batch), plain)
+        logits = model.inner(batch)
+        assert type(logits) is Deferred and logits.shape == plain.shape and logits.requires_grad
+        assert torch.equal(answer(logits), plain_gpt)
+        assert torch.equal(logits.argmax(-1), plain_gpt.argmax(-1))
+        assert torch.equal(logits[:, -1] + 1, plain_gpt[:, -1] + 1)
+
+
+def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:
+    model = deferred(small_gpt())
+    for targets in (torch.full((2, 5), 13), torch.full((2, 5), -1)):
+        with deferring(3), pytest.raises(WordsError, match="but the model has 13 classes"):
+            NextToken().loss(model(tokens(2, 5)), {"inputs": None, "targets": targets})
+
+
+def test_a_large_vocabulary_is_chunked_and_a_small_one_is_not() -> None:
+    assert chunk_of("auto", LARGE_VOCABULARY) == CHUNK and chunk_of("auto", LARGE_VOCABULARY - 1) == 0
+    assert chunk_of(0, 10**6) == 0 and chunk_of(7, 13) == 7
+    assert type(deferred(small_gpt()).head) is Head
+    model = small_gpt()
+    defer(model, "auto")
+    assert type(model.head) is nn.Linear
+
+
+def test_a_head_in_a_block_and_one_that_trains_alone_compute_at_once() -> None:
+    inside = nn.Sequential(nn.Linear(4, 13))
+    defer(inside, 3)
+    assert type(inside[0]) is nn.Linear
+    model = deferred(small_gpt())
+    model.requires_grad_(False).head.weight.requires_grad_()
+    with deferring(3):
+        assert type(model(tokens(2, 5))) is Tensor
+
+
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 13,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "computed"),
+    [
+        ("llama", "causal_lm", 0),
+        ("gpt2", "causal_lm", 0),
+        ("phi", "causal_lm", 0),
+        ("bert", "masked_lm", 0),
+        ("gemma2", "causal_lm", 1),
+    ],
+)
+def test_models_of_transformers(kind: str, task: str, computed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tied, with a bias, and one that caps its logits, which are computed whole."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SIZES)
+    model = getattr(transformers, TASKS[task]).from_config(config).eval()
+    defer(model, 3)
+    batch, runs = tokens(2, 5), []
+    whole = Deferred.whole
+    calls = []
+    monkeypatch.setattr(Deferred, "whole", lambda self: calls.append(1) or whole(self))
+    for chunk in (0, 3):
+        with deferring(chunk):
+            loss = NextToken().loss(model(batch), {"inputs": None, "targets": batch.roll(1, 1)}).sum
+        runs.append((loss.detach(), torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)))
+    assert len(calls) == computed
+    torch.testing.assert_close(runs[1][0], runs[0][0], rtol=1e-6, atol=0)
+    for here, there in zip(runs[1][1], runs[0][1], strict=True):
+        assert (here is None) == (there is None)
+        if there is not None:
+            torch.testing.assert_close(here, there, rtol=0, atol=2e-6 * there.abs().max().item() + 1e-9)

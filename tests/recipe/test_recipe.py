@@ -98,6 +98,7 @@ YOURS = {
     "classify": ("model.name=mine", "data.path=rows.parquet"),
     "dpo": ("model.name=mine", "data.path=pairs.jsonl", "data.tokenizer=mine"),
     "gpt2": ("data.path=mine",),
+    "lora": ("data.path=chats.jsonl",),
     "sft": ("data.path=chats.jsonl",),
 }
 """Recipe -> what its user adds."""

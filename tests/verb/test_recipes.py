@@ -23,9 +23,16 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys).splitlines()
     named = [line.split()[0] for line in lines if line[0] != " "]
-    assert named == sorted(named) and {"classify", "digits", "dpo", "gpt2", "pretrain", "sft", "shakespeare"} <= set(
-        named
-    )
+    assert named == sorted(named) and {
+        "classify",
+        "digits",
+        "dpo",
+        "gpt2",
+        "lora",
+        "pretrain",
+        "sft",
+        "shakespeare",
+    } <= set(named)
     (place,) = (number for number, line in enumerate(lines) if line.startswith("digits"))
     assert "Handwritten digits" in lines[place]
     assert "needs scikit-learn" in lines[place + 1] and "eval_accuracy 0.98" in lines[place + 1]
@@ -66,3 +73,31 @@ def test_conversations_are_learnt_as_the_recipe_expects(tmp_path: Path) -> None:
         "verify", "recipe=sft", *words, "model.weights=random", f"data.cache={tmp_path}/cache", f"out={tmp_path}/run"
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_an_adapter_is_tuned_as_its_recipe_expects(tmp_path: Path) -> None:
+    """On a model that has seen conversations before, in place of the one of the hub."""
+    talks.write(tmp_path / "chats.jsonl", talks.talks())
+    sizes = "vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2"
+    code = f"import transformers; transformers.Qwen2Config({sizes}, use_sliding_window=False).save_pretrained('model')"
+    assert commands.python("-c", code, cwd=tmp_path).returncode == 0
+    data = ("data.path=chats.jsonl", f"data.tokenizer={talks.tokenizer(tmp_path / 'model')}", "data.cache=cache")
+    first = (
+        "model=hf",
+        "model.name=model",
+        "model.weights=random",
+        "data=chat",
+        "data.sequence=256",
+        "steps=60",
+        "optim.lr=0.01",
+        "schedule.warmup=5",
+        "hook=[]",
+    )
+    for words in (
+        [*first, *data, "out=base"],
+        ["checkpoint", "export", "out=base", "to=whole"],
+        ["verify", "recipe=lora", "model.name=whole", *data, "out=run"],
+    ):
+        done = commands.run(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr

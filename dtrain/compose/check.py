@@ -13,7 +13,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.compose import here
 from dtrain.config import constraints, files, grammar
-from dtrain.config.elsewhere import OURS
+from dtrain.config.elsewhere import LACKING, OURS
 from dtrain.config.facts import SHARED, about
 from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, NAMED
 from dtrain.config.verbs import VERBS
@@ -229,7 +229,7 @@ def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
         for name in word.value if isinstance(word.value, list) else [word.value]:
             if name in known.options[word.key] or f"{word.key}.{name}" in known.targets:
                 continue
-            if refused := known.refused.get((word.key, str(name))):
+            if refused := known.refused.get((word.key, str(name))) or LACKING.get((word.key, str(name))):
                 yield f"{label}: {refused}"
             else:
                 yield (

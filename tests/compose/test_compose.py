@@ -251,3 +251,9 @@ def test_what_only_verify_reads_is_refused_where_it_is_typed(here: Path) -> None
 
 def test_the_schema_knows_every_group() -> None:
     assert set(GROUPS) <= set(vars(compose([])))
+
+
+def test_what_other_tools_have_and_dtrain_has_not_is_told_with_what_to_type() -> None:
+    assert refused("adapter=qlora") == (
+        "adapter=qlora (command line): a base in 4 bits is not there. Type adapter=lora precision=bf16_true, which holds it in 16."
+    )

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.evaluation.session import watch
+from dtrain.evaluation.session import quiet
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
+from dtrain.model import evaluating
 from dtrain.model.cache import kv_cache
 from dtrain.model.sampling import answers
 from dtrain.objective import answer
@@ -149,15 +150,17 @@ class Scoring:
 
     def _answer(self, kind: str, options: Mapping[str, Any], given: Sequence[Rows]) -> Any:
         shared = [rows.shared(self._mesh) for rows in given]
-        if kind == "likelihoods":
-            return self._likelihoods(*shared)
-        return self._texts(*shared, **options)
+        # ranks may pass on their tensors in ways of their own
+        with evaluating(self._parts.forward), torch.inference_mode(self._mesh.world == 1):
+            if kind == "likelihoods":
+                return self._likelihoods(*shared)
+            return self._texts(*shared, **options)
 
     def _likelihoods(self, rows: Rows, about: Rows, wanted: Rows) -> Tensor:
         """[Q, 2] on the CPU. Rows are sorted by their length, the longest first."""
         mesh, batch = self._mesh, self._batch
         step = math.lcm(FEW, mesh.shape.tp) if mesh.shape.tp > 1 else 1
-        forward = watch(self._parts.forward, mesh, self._parts.precision, step=step)
+        forward = quiet(self._parts.forward, mesh, self._parts.precision, step=step)
         questions: list[list[int]] = [[] for _ in range(len(rows))]
         for number, row in enumerate(about.values.tolist()):
             questions[row].append(number)
@@ -179,8 +182,8 @@ class Scoring:
 
     def _texts(self, prompts: Rows, *, until: Sequence[str], **options: Any) -> list[list[int]]:
         mesh, plan = self._mesh, self._parts.plan
-        forward = watch(self._parts.forward, mesh, self._parts.precision, step=plan.tokens_step)
-        single = watch(self._parts.forward, mesh, self._parts.precision, step=mesh.shape.tp)
+        forward = quiet(self._parts.forward, mesh, self._parts.precision, step=plan.tokens_step)
+        single = quiet(self._parts.forward, mesh, self._parts.precision, step=mesh.shape.tp)
         tail = max((len(text.encode()) for text in until), default=0) + 2
         is_whole = mesh.shape.pp == mesh.shape.cp == 1
         written = list[tuple[int, list[int]]]()

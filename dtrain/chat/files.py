@@ -249,6 +249,19 @@ def usable(files: Sequence[TokenFile], data: Mapping[str, Any]) -> NDArray[np.bo
     return kept
 
 
+def alike(files: Sequence[TokenFile], sequence: int) -> NDArray[np.bool_]:
+    """Which rows are pairs of two conversations with the same first `sequence` tokens."""
+    parts = list[NDArray[np.bool_]]()
+    for file in files:
+        lengths = np.minimum(file.lengths, sequence)
+        same = (lengths == lengths[:, :1]).all(1) if file.job.kind == "pairs" else np.zeros(len(file), bool)
+        for row in np.flatnonzero(same).tolist():
+            (one, _), (two, _) = file.read(row, sequence)
+            same[row] = np.array_equal(one, two)
+        parts.append(same)
+    return np.concatenate(parts)
+
+
 def _refuse(files: Sequence[TokenFile], wrong: NDArray[np.bool_], sentence: str) -> None:
     if not wrong.any():
         return

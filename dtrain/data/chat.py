@@ -68,6 +68,15 @@ class Chat:
     def fingerprint(self) -> str:
         return self._print(self._rows)
 
+    @property
+    def notes(self) -> list[str]:
+        """A sentence about pairs of which both answers are the same as far as they are read."""
+        alike = files.alike(self._files, self.sequence)[: self._rows]
+        if not (count := int(np.count_nonzero(alike[self._usable]))):
+            return []
+        pairs = f"{count} of {len(self._usable)} pairs have the same answer twice"
+        return [f"{pairs} within data.sequence={self.sequence} tokens: nothing is learnt from them"]
+
     def __len__(self) -> int:
         return len(self.part)
 

@@ -133,6 +133,16 @@ def test_a_pair_is_two_rows_of_one_sample(source: Any, folder: Path) -> None:
     assert torch.equal(whole(source(talks.pairs()))["inputs"], ids)
 
 
+def test_pairs_whose_answers_are_alike_are_noted(source: Any) -> None:
+    same = {**talks.pairs(1)[0], "rejected": talks.pairs(1)[0]["chosen"]}
+    late = {"prompt": "hi", "chosen": "no " * 99 + "yes", "rejected": "no " * 99}
+    assert source(talks.pairs()).notes == source().notes == []
+    assert source([*talks.pairs(), same, late]).notes == [
+        "2 of 32 pairs have the same answer twice within data.sequence=128 tokens: nothing is learnt from them"
+    ]
+    assert source([*talks.pairs(), same, late], sequence=512).notes[0].startswith("1 of 32 pairs")
+
+
 def test_what_is_held_out_is_not_trained_on(source: Any) -> None:
     made = source(holdout=0.2)
     held = made.holdout()

@@ -24,6 +24,7 @@ from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.sums import Sums
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, offset
+from dtrain.model import head
 from dtrain.storage import store
 from dtrain.storage.disk import a_file
 from dtrain.storage.patience import on_disk
@@ -53,13 +54,18 @@ def take(
     """
     weights, rules = _opened(source, mesh, table)
     wanted, tied = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, state.tied()
+    for name in head.new(state.model, wanted):
+        del wanted[name]
     everywhere, everywhere_tied = set(wanted), dict(tied)
     if mesh.shape.pp > 1:
         for others, theirs in mesh.gather((list(wanted), tied)):
             everywhere |= set(others)
             everywhere_tied |= theirs
-    weights, matched = find(weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model))
-    check(source, mesh, [*matched.faults, *unlike(weights, matched.sources, wanted)], matched.hint)
+    weights, matched = find(
+        weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model), head.new_base(state.model)
+    )
+    faults = [*matched.faults, *unlike(weights, matched.sources, wanted)]
+    check(source, mesh, faults, _hint(state.model, matched, weights, wanted))
     check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
     stored = {name: weights.tensors[theirs] for name, theirs in matched.sources.items()}
     boxes = exchange.boxes_of(mesh, wanted) if mesh.world > 1 else []
@@ -84,6 +90,19 @@ def _put(
         sums.add(name, [part.start for part in box], value, stored[name].shape)
 
 
+def _hint(model: nn.Module, matched: "Match", weights: Weights, wanted: Mapping[str, Tensor]) -> str:
+    """What to type where the weights are not those of the model: a new head, if that is all that differs."""
+    odd = {name for name in wanted if name not in matched.sources}
+    odd |= {
+        name for name, theirs in matched.sources.items()
+        if name in wanted and weights.tensors[theirs].shape != tuple(wanted[name].shape)
+    }  # fmt: skip
+    base = head.base_of(model)
+    if base and odd and not any(name.startswith(base) for name in odd):
+        return "Type model.head=new for a head that begins from the seed"
+    return matched.hint
+
+
 class Match(NamedTuple):
     """`sources`: name in the model -> name in the checkpoint; `faults`: names that are missing and left over, and
     `hint` what to type; `twins`: name in the model -> both names that the checkpoint has for a tied tensor.
@@ -101,18 +120,21 @@ def find(
     tied: Mapping[str, str],
     rules: names.Table,
     whole: Callable[[], nn.Module | None],
+    base: str = "",
 ) -> tuple[Weights, Match]:
     """The match of a checkpoint, or of what transformers makes of it for its model `whole`, if that has other names."""
-    matched = match(weights, wanted, tied, rules)
+    matched = match(weights, wanted, tied, rules, base)
     if not matched.faults or rules or (model := whole()) is None:
         return weights, matched
     weights = converted(weights, model)
-    return weights, match(weights, wanted, tied, rules)
+    return weights, match(weights, wanted, tied, rules, base)
 
 
-def match(weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table) -> Match:
+def match(
+    weights: Weights, wanted: Collection[str], tied: Mapping[str, str], rules: names.Table, base: str = ""
+) -> Match:
     """Find each tensor of the model. `tied`: further name of a shared tensor -> its first; the checkpoint may have it
-    under any of them.
+    under any of them. `base`: how the names begin that are not of a head which is left out.
     """
     theirs, faults = names.renamed(weights.tensors, rules)
     theirs = names.without_prefix(theirs, {*wanted, *tied})
@@ -123,6 +145,7 @@ def match(weights: Weights, wanted: Collection[str], tied: Mapping[str, str], ru
             if weights.tensors[one] != weights.tensors[theirs[further]]:
                 twins[first] = one, theirs[further]
     missing, left = set(wanted) - set(sources), set(theirs) - set(wanted) - set(tied)
+    left = {name for name in left if name.startswith(base)}
     faults += [*names.listed("missing", missing), *names.listed("left over", {theirs[name] for name in left})]
     hint = names.hint(missing, {theirs[name] for name in left}) if missing or left else ""
     return Match(sources, faults, hint, twins)

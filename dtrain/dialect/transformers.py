@@ -253,7 +253,7 @@ WEIGHTS: Mapping[str, Rule] = table(
         "trust_remote_code": lacking(
             "code of the hub is not run. Install its package and type model._target_=<its class> trust=[<its package>]."
         ),
-        "num_labels": refused("Type model.config={num_labels: <number>}."),
+        "num_labels": refused("Type model.config={num_labels: <number>} model.head=new."),
     }
 )
 LORA: Mapping[str, Rule] = table(

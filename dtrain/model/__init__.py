@@ -20,7 +20,7 @@ from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import split_like
-from dtrain.model import documents
+from dtrain.model import documents, head
 from dtrain.model.adapted import adapter_of
 from dtrain.model.patterns import freeze
 from dtrain.planned import Part
@@ -134,6 +134,11 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part 
     freeze(model, patterns)
     if adapter:
         build(adapter)(model)
+        if head.is_new(model) and adapter_of(model) is not None:
+            raise WordsError(
+                "model.head=new: beside an adapter the head stays as it is, so a new one learns nothing. Type "
+                "adapter=none, or give the weights a head first."
+            )
     return model
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
+from dtrain.model.head import base_of, begin_anew
 from dtrain.storage import hub, store
 
 TASKS = {
@@ -24,9 +25,10 @@ TASKS = {
 }  # fmt: skip
 
 
-def load(*, name: str, task: str, weights: str, config: Mapping[str, Any]) -> nn.Module:
+def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head: str = "kept") -> nn.Module:
     """The model of `task`, with the entries of `config` in place of those of config.json. With `weights` pretrained its
     parameters are on the meta device, for a checkpoint to fill; with random they are initialised as transformers does.
+    `head` new: that of pretrained weights is left out.
 
     Raises WordsError for a configuration that transformers cannot build, StoreError, and PreflightError without
     transformers.
@@ -54,6 +56,10 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any]) -> nn
         model.tie_weights()
     except Exception as error:  # of any class of any model
         raise WordsError(f"model.name={name} model.task={task}: {' '.join(str(error).split())[:300]}") from error
+    if head == "new":
+        if not (base := base_of(model)) or all(name.startswith(base) for name, _ in model.named_parameters()):
+            raise WordsError(f"model.head=new: a {type(model).__name__} has no head of its own. Leave it out.")
+        begin_anew(model)
     return cast(nn.Module, model)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.mesh.sharding import local, region
-from dtrain.model import InitByName
+from dtrain.model import InitByName, head
 from dtrain.model.adapted import added
 
 Init = Callable[[Tensor, torch.Generator], None]
@@ -61,6 +61,13 @@ def fill_added(model: nn.Module, seed: int) -> None:
         },
         seed,
     )
+
+
+def fill_head(model: nn.Module, seed: int) -> None:
+    """The same for a new head of a model of transformers."""
+    parameters, std = dict(model.named_parameters()), head.std_of(model)
+    names = head.new(model, parameters)
+    _fill_each({name: (parameters[name], partial(head.init, name, std)) for name in sorted(names)}, seed)
 
 
 def _fill_each(wanted: Mapping[str, tuple[nn.Parameter, Init]], seed: int) -> None:

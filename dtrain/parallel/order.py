@@ -17,7 +17,7 @@ from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.adapted import begin
-from dtrain.model.seeds import fill, fill_added
+from dtrain.model.seeds import fill, fill_added, fill_head
 from dtrain.objective.head import defer
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
@@ -73,6 +73,7 @@ def parallelize(
         materialize(model, device)
         if not brought:
             fill(model, seed)
+        fill_head(model, seed)
     else:
         model.to(device)
     fill_added(model, seed)

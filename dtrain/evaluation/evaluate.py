@@ -5,7 +5,7 @@ import time
 from dtrain.errors import PreflightError
 from dtrain.evaluation.heldout import each
 from dtrain.evaluation.metrics import metrics_of
-from dtrain.evaluation.session import load
+from dtrain.evaluation.session import load, other_data
 from dtrain.planned import Plan
 from dtrain.result import Result, versions
 from dtrain.secrets import screen
@@ -17,6 +17,8 @@ def evaluate(plan: Plan) -> Result:
     with load(plan, judged=True) as (parts, commit):
         if not parts.measured:
             raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
+        if parts.mesh.rank == 0 and (sentence := other_data(parts, commit)):
+            screen.complain(sentence, begin="note: ")
         metrics = each(
             *(parts.forward, parts.measured, parts.objective, parts.mesh), precision=parts.precision,
             context=parts.context, reference=parts.reference, samples=plan.evaluate_samples,

@@ -23,7 +23,7 @@ from dtrain.data.stream import as_source, to_device
 from dtrain.data.windows import whole
 from dtrain.errors import PreflightError, WordsError
 from dtrain.evaluation.metrics import gathered
-from dtrain.evaluation.session import load
+from dtrain.evaluation.session import load, other_data
 from dtrain.lifecycle.stop import StopSignal
 from dtrain.loop.assemble import Parts
 from dtrain.loop.step import call
@@ -31,6 +31,7 @@ from dtrain.model import evaluating, seeds
 from dtrain.objective import answer
 from dtrain.planned import Plan
 from dtrain.result import Result, Status, versions
+from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import place
 from dtrain.storage.predictions import Predictions
@@ -43,6 +44,8 @@ def predict(plan: Plan) -> Result:
         raise WordsError(f"predict: mesh.cp={plan.mesh.cp} splits a row. Leave mesh.cp out.")
     with StopSignal(after=None, seconds=plan.stop_seconds) as stop, load(plan) as (parts, commit):
         source = _source(parts, commit)
+        if parts.mesh.rank == 0 and not asked["data"] and (sentence := other_data(parts, commit)):
+            screen.complain(sentence, begin="note: ")
         index, rows = _in_order(source)
         task, names = about(plan.objective).get("task"), getattr(source, "class_names", None)
         if task != "classification" and asked["scores"] != "none":

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
 from dtrain import compile
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
 from dtrain.data.stream import to_device
+from dtrain.errors import StoreError
 from dtrain.loop.assemble import Parts, assemble, source_of
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
@@ -20,6 +22,7 @@ from dtrain.objective import answer
 from dtrain.parallel.order import materialize
 from dtrain.planned import Plan
 from dtrain.precision import Precision
+from dtrain.storage import store
 
 
 @contextmanager
@@ -36,6 +39,32 @@ def load(plan: Plan, *, judged: bool = False) -> Iterator[tuple[Parts, Mapping[s
         state.reference = commit["facts"].get("reference")
         parts.begin(checkpoint, state)
         yield parts, commit
+
+
+def other_data(parts: Parts, commit: Mapping[str, Any]) -> str:
+    """A sentence if the words name the data of the run, and other samples are there than its checkpoint was trained
+    on; else empty.
+    """
+    plan, stream = parts.plan, commit["facts"].get("stream") or {}
+    known, here = stream.get("fingerprint"), parts.source.fingerprint
+    where = store.join(str(commit["url"]).split("/checkpoints/")[0], "plan.yaml")
+    try:
+        begun = yaml.safe_load(store.read(where)) if known not in (None, here) else None
+    except (StoreError, yaml.YAMLError):
+        return ""
+    if not isinstance(begun, dict) or begun.get("data") != _words(plan.data):
+        return ""
+    return (
+        f"the data changed since step {commit['step']} was trained on it, so other samples are held out than then, of "
+        "which the model may have seen some"
+    )
+
+
+def _words(part: Any) -> Any:
+    """A part as plan.yaml has it: without what its words say about themselves."""
+    if not isinstance(part, Mapping):
+        return part
+    return {name: _words(value) for name, value in part.items() if name != "_about_"}
 
 
 def weights(plan: Plan, source: str) -> nn.Module:

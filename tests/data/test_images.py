@@ -9,9 +9,11 @@ import torch
 from data.drawn import build, encoded, folder
 from small import plan
 
+import dtrain
 from dtrain.data.pictures import Pictures
 from dtrain.errors import DtrainError
 from dtrain.launcher import preflight
+from dtrain.verb.evaluate import look_back
 
 
 @pytest.fixture
@@ -131,6 +133,18 @@ def test_a_run_with_checkpoints_is_told_that_images_changed(
     monkeypatch.setattr("dtrain.storage.attempts.listed", lambda out: [type("Saved", (), {"is_committed": True})])
     (told,) = missing(flowers, tmp_path)
     assert "images were added, removed or changed since their index was made" in told
+
+
+def test_an_evaluation_says_that_images_changed(
+    flowers: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=cnn", "data=images", f"data.path={flowers}", f"data.cache={tmp_path}", "data.size=8", "logger=[]")
+    dtrain.run(*words, "steps=1", f"out={tmp_path}/run")
+    look_back([f"out={tmp_path}/run"], loop="dtrain.evaluation.evaluate.evaluate")
+    assert "the data changed" not in capfd.readouterr().err
+    (flowers / "rose/5.jpg").unlink()
+    look_back([f"out={tmp_path}/run"], loop="dtrain.evaluation.evaluate.evaluate")
+    assert "note: the data changed since step 1 was trained on it" in capfd.readouterr().err
 
 
 def test_the_seed_is_that_of_the_run(flowers: Path) -> None:

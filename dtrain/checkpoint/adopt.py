@@ -91,7 +91,7 @@ def _put(
 
 
 def _hint(model: nn.Module, matched: "Match", weights: Weights, wanted: Mapping[str, Tensor]) -> str:
-    """What to type where the weights are not those of the model: a new head, if that is all that differs."""
+    """The words to type if the weights are not those of the model: a new head, if that is all that differs."""
     odd = {name for name in wanted if name not in matched.sources}
     odd |= {
         name for name, theirs in matched.sources.items()

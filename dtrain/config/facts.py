@@ -41,7 +41,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "pipeline": {
         "stages": "int >= 1", "more": "bool", "layout": ["loop", "v"], "least": "int >= 0", "rounds": "bool",
-        "splits_backward": "bool", "keeps": ["all"], "runner": "text",
+        "splits_backward": "bool", "keeps": ["all"], "runner": "text", "try": "bool",
     },
     "objective": {
         "task": ["next_token", "classification", "regression"], "metrics": "list of text",

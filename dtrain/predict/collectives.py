@@ -14,7 +14,7 @@ included.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from dtrain.config.facts import fact
@@ -59,20 +59,13 @@ def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
 
 def _of(view: View) -> tuple[Call, ...]:
     parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
-    merged: dict[tuple[str, str, str, str], Call] = {}
+    merged: dict[tuple[str, str, str, str], tuple[int, float]] = {}
     for call in (call for part in parts for call in part(view)):
         key = (call.axis, call.kind, call.what, call.when)
         if call.calls and view.groups[call.axis].size > 1:
-            before = merged.get(key, replace(call, calls=0, bytes=0.0))
-            merged[key] = replace(call, calls=before.calls + call.calls, bytes=before.bytes + call.bytes)
-    return tuple(merged.values())
-
-
-def busiest(plan: Plan, shapes: Shapes) -> tuple[int, tuple[Call, ...]]:
-    """The pipeline rank that moves the most bytes, and its collectives."""
-    each = of_pipeline_ranks(plan, shapes)
-    most = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in each[rank]))
-    return most, each[most]
+            calls, size = merged.get(key, (0, 0.0))
+            merged[key] = calls + call.calls, size + call.bytes
+    return tuple(Call(*key[:3], *sums, key[3]) for key, sums in merged.items())
 
 
 def _data(view: View) -> Iterator[Call]:

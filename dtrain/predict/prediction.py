@@ -8,9 +8,9 @@ from typing import Any
 from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.planned import Plan
-from dtrain.predict.collectives import Call, busiest
+from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory, memory
-from dtrain.predict.schedule import in_flight, timeline
+from dtrain.predict.schedule import first_rounds, in_flight, timeline
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import saved
 from dtrain.predict.time import Time, time
@@ -70,14 +70,15 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
         nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
         return Prediction(shapes, nothing, budget_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
     predicted = memory(plan, shapes)
-    rank, calls = busiest(plan, shapes)
+    calls = of_pipeline_ranks(plan, shapes)
+    rank = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in calls[rank]))
     pp, count = plan.mesh.pp, plan.batch.accumulate
-    few = min(count, 8 * pp) if count % pp == 0 else count
+    few = first_rounds(count, pp)
     return Prediction(
-        shapes, predicted, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
+        shapes, predicted, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls[rank],
         timeline(plan.pipeline, pp, few, None, 0.0, recomputed(plan, shapes.listed)).bubble if pp > 1 else 0.0,
         in_flight(plan.pipeline, pp, few) if pp > 1 else (),
-        machine, time(plan, shapes, predicted, machine) if machine else None,
+        machine, time(plan, shapes, predicted, machine, calls) if machine else None,
     )  # fmt: skip
 
 

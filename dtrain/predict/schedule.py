@@ -7,10 +7,10 @@ ranks.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dtrain.build import build
 from dtrain.errors import WordsError
@@ -29,6 +29,15 @@ COST = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 """Cost in units of one forward: a backward has twice the products (as assumed in arXiv 2401.10241)."""
 
 
+ROUNDS = 4
+"""Microbatches for each rank of a pipeline after which its schedule repeats itself."""
+
+
+def first_rounds(microbatches: int, pp: int) -> int:
+    """Number of microbatches to simulate, if the others run as the last of these."""
+    return microbatches if microbatches % pp else min(microbatches, ROUNDS * pp)
+
+
 @dataclass(frozen=True)
 class Timeline:
     """One step of a pipeline: for each rank (begin, end, action), in units of one forward."""
@@ -45,6 +54,16 @@ class Timeline:
 
 def actions(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Action, ...]:
     """The actions of `rank` of the `pp` ranks of a pipeline, in order."""
+    return _actions(_class_of(shape), shape, pp, microbatches, rank)
+
+
+def _class_of(shape: PipelineShape) -> Any:
+    """The class of its order, which may have been defined anew under its old name."""
+    return type(build(shape.order))
+
+
+@lru_cache(maxsize=512)
+def _actions(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Action, ...]:
     order = build(shape.order).order(pp, shape.stages, microbatches, rank)
     return tuple(action for action in order if action.microbatch < microbatches)
 
@@ -53,6 +72,11 @@ def orders(shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Actio
     """The actions of every rank. Raises WordsError unless every microbatch passes forward and then backward exactly
     once through each stage, on the rank that holds the stage.
     """
+    return _orders(_class_of(shape), shape, pp, microbatches)
+
+
+@lru_cache(maxsize=64)
+def _orders(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Action, ...]]:
     ranks = [actions(shape, pp, microbatches, rank) for rank in range(pp)]
     asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
                     for kind in ("IW" if action.kind == "B" else action.kind))  # fmt: skip
@@ -96,21 +120,27 @@ def timeline(
     """
     owners = shape.owners(pp)
     each = forward or (1.0,) * len(owners)
+    costs = {kind: cost + (again if kind in "BI" else 0.0) for kind, cost in COST.items()}
     ranks = orders(shape, pp, microbatches)
-    done: dict[Action, float] = {}
+    forwards, backwards = ([[-1.0] * microbatches for _ in owners] for _ in range(2))
     clock, position, rows = [0.0] * pp, [0] * pp, [list[tuple[float, float, Action]]() for _ in range(pp)]
-    left = sum(map(len, ranks))
+    last, left = len(owners) - 1, sum(map(len, ranks))
     while left:
         before = left
         for rank in range(pp):
             while position[rank] < len(ranks[rank]):
-                action = ranks[rank][position[rank]]
-                ready = _ready(action, owners, done, hop)
-                if ready is None:
-                    break
-                cost = (COST[action.kind] + (again if action.kind in "BI" else 0.0)) * each[action.stage]
+                action = kind, stage, microbatch = ranks[rank][position[rank]]
+                done, source = (forwards, stage - 1) if kind == "F" else (backwards, stage + 1)
+                ready = 0.0
+                if kind != "W" and 0 <= source <= last:  # what its own rank has done before, its order ensures
+                    ready = done[source][microbatch]
+                    if ready < 0:
+                        break
+                    ready += hop * (owners[source] != rank)
                 begin = max(clock[rank], ready)
-                clock[rank] = done[action] = begin + cost
+                clock[rank] = begin + costs[kind] * each[stage]
+                if kind != "W":
+                    done[stage][microbatch] = clock[rank]
                 rows[rank].append((begin, clock[rank], action))
                 position[rank] += 1
                 left -= 1
@@ -131,19 +161,3 @@ def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ..
             flying[action.stage] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
             most[action.stage] = max(most[action.stage], flying[action.stage])
     return tuple(most)
-
-
-def _ready(action: Action, owners: Sequence[int], done: Mapping[Action, float], hop: float) -> float | None:
-    """Time when the inputs from neighbouring ranks arrive; None: not known yet. The order ensures those of its own
-    rank.
-    """
-    kind, stage, microbatch = action
-    if kind == "W" or (kind == "F" and stage == 0) or (kind != "F" and stage == len(owners) - 1):
-        return 0.0
-    other = stage - 1 if kind == "F" else stage + 1
-    ends = [
-        done[source]
-        for source in (Action(name, other, microbatch) for name in ("F" if kind == "F" else "BI"))
-        if source in done
-    ]
-    return ends[0] + hop * (owners[other] != owners[stage]) if ends else None

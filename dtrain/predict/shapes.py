@@ -241,7 +241,7 @@ def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
     count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
         return [shapes.blocks]
-    single = [replace(block, count=1) for block in shapes.blocks for _ in range(block.count)]
+    single = [one for block in shapes.blocks for one in [replace(block, count=1)] * block.count]
     inside = [index for index, block in enumerate(single) if block.listed]
     if len(inside) < count:
         raise WordsError(f"mesh.pp: the model has {len(inside)} blocks, fewer than the {count} stages of the pipeline.")
@@ -256,10 +256,5 @@ def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
 
 def runs(blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Merge neighbours that differ only in their names."""
-    merged: list[Block] = []
-    for block in blocks:
-        if merged and merged[-1] == block:
-            merged[-1] = replace(merged[-1], count=merged[-1].count + block.count)
-        else:
-            merged.append(block)
-    return tuple(merged)
+    merged = [(block, sum(each.count for each in alike)) for block, alike in itertools.groupby(blocks)]
+    return tuple(replace(block, count=count) for block, count in merged)

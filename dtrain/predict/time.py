@@ -30,11 +30,11 @@ from dtrain.cluster import Machine
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import formulas
-from dtrain.predict.collectives import Call, of_pipeline_ranks
+from dtrain.predict.collectives import Call
 from dtrain.predict.memory import Memory
-from dtrain.predict.schedule import timeline
+from dtrain.predict.schedule import first_rounds, timeline
 from dtrain.predict.shapes import Block, Shapes, in_tiles, stages_of
-from dtrain.predict.state_bytes import gathered, holding_of
+from dtrain.predict.state_bytes import StateBytes, gathered, holding_of
 from dtrain.predict.view import Group, groups
 from dtrain.predict.work import recomputed
 
@@ -96,16 +96,19 @@ class Computing(NamedTuple):
     activations: float
 
 
-def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time | None:
-    """Predict the time of a step; None if the work of the model is not known."""
+def time(
+    plan: Plan, shapes: Shapes, memory: Memory, machine: Machine, calls: Sequence[tuple[Call, ...]]
+) -> Time | None:
+    """Predict the time of a step from the collectives of each pipeline rank; None if the work of the model is not
+    known.
+    """
     if shapes.unknown:
         return None
     every = stages_of(plan, shapes)
-    stages = [_computing(plan, shapes, blocks, machine) for blocks in every]
+    stages = [compute_seconds(plan, shapes, blocks, machine) for blocks in every]
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    calls = of_pipeline_ranks(plan, shapes)
-    sent = [_blocking(plan, machine, each) for each in calls]
-    starting = [_starting(plan, blocks, sum(stage)) for blocks, stage in zip(every, stages, strict=True)]
+    sent = [blocking_seconds(plan, machine, each) for each in calls]
+    starting = [start_seconds(plan, blocks, sum(stage)) for blocks, stage in zip(every, stages, strict=True)]
     busy = [
         sum(stages[index]) + starting[index] + sum(sent[owner].values()) / owners.count(owner)
         for index, owner in enumerate(owners)
@@ -117,15 +120,15 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     computing = Computing(*map(sum, zip(*(stages[index] for index in mine), strict=True)))
     idle = sum(starting[index] for index in mine)
     beside, hidden = _data_axes(plan, machine, calls[slowest], sum(computing) + idle)
-    optimizer = _optimizer(plan, memory, _bandwidth(plan, machine))
+    optimizer = update_seconds(plan, memory, machine)
     fixed = STEP if plan.device == "cpu" else 0.0
-    seconds = pipeline + sum(beside.values()) + CONTENTION * hidden + optimizer + fixed
+    seconds = pipeline + sum(beside.values()) + contention(plan, hidden) + optimizer + fixed
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - rank_busy[slowest])
     samples = plan.batch.size / seconds
     mfu = _useful(plan, shapes) / (seconds * plan.world * _peak(plan, machine))
     return Time(
-        *computing, idle + fixed, waited, hidden, CONTENTION * hidden, waits, optimizer, seconds, samples,
+        *computing, idle + fixed, waited, hidden, contention(plan, hidden), waits, optimizer, seconds, samples,
         samples * shapes.tokens, mfu, waits / pipeline,
     )  # fmt: skip
 
@@ -188,19 +191,20 @@ def _bandwidth(plan: Plan, machine: Machine) -> float:
     return machine.bandwidth / (1 if machine.gpus else plan.devices)
 
 
-def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> Computing:
+def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> Computing:
     """Seconds per step that one rank spends on a stage."""
     samples, split = plan.batch.local, plan.mesh.tp * plan.mesh.cp
     again, moves = recomputed(plan, shapes.listed), float(fact(plan.compile, "moves"))
+    rereads = 1.0 if fact(plan.remat, "keeps") == "products" else again
     products = attention = moved = 0.0
     for block in blocks:
         more = again * block.listed
         operations = block.count * 2 * (block.work + block.backward_work + block.work * more)
-        products += operations / _peak(plan, machine, block.listed) * (1 + _reads(plan, block, machine))
+        products += operations / _peak(plan, machine, block.listed) * (1 + _reads(plan, shapes, block, machine))
         attention += (
             block.count * block.attention_work * CAUSAL * (7 + 2 * more) / _attention_peak(plan, machine, block)
         )
-        moved += block.count * block.saved["all"].of(plan) * (moves + more)
+        moved += block.count * block.saved["all"].of(plan) * (moves + rereads * block.listed)
     share = samples / split
     return Computing(
         products * share / machine.efficiency,
@@ -209,19 +213,21 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
     )
 
 
-def _reads(plan: Plan, block: Block, machine: Machine) -> float:
-    """Time in which the products of a block wait for memory, as a part of that of their operations: a product of K x N
-    moves 1 / K + 1 / N elements for each multiply-add, in bf16 as many bytes as operations (the roofline model,
+def _reads(plan: Plan, shapes: Shapes, block: Block, machine: Machine) -> float:
+    """Time in which the products of a block wait for memory, as a part of that of their operations: a product of M x K
+    by K x N moves 1 / M + 1 / K + 1 / N elements for each multiply-add, in bf16 as many bytes as operations (the
+    roofline model,
     https://doi.org/10.1145/1498765.1498785).
     """
     sizes = [(weight.count, gathered(plan, weight)[-2:]) for weight in block.weights if weight.product and weight.count]
     if not sizes:
         return 0.0
     each = sum(count * sum(1 / side for side in shape) for count, shape in sizes) / sum(count for count, _ in sizes)
-    return NARROW * each * _peak(plan, machine, block.listed) / _bandwidth(plan, machine)
+    rows = shapes.tokens * plan.batch.microbatch / plan.mesh.cp
+    return NARROW * (each + 1 / rows) * _peak(plan, machine, block.listed) / _bandwidth(plan, machine)
 
 
-def _starting(plan: Plan, blocks: tuple[Block, ...], computing: float) -> float:
+def start_seconds(plan: Plan, blocks: tuple[Block, ...], computing: float) -> float:
     """Seconds per step in which a stage starts its operators and computes nothing: on a GPU, launches that `computing`
     does not hide.
     """
@@ -230,7 +236,7 @@ def _starting(plan: Plan, blocks: tuple[Block, ...], computing: float) -> float:
     return DISPATCH * plan.batch.accumulate * sum(block.count * len(block.weights) for block in blocks)
 
 
-def _blocking(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:
+def blocking_seconds(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:
     """Axis -> seconds of communication per step that forwards and backwards of one rank wait for."""
     among, spent = groups(plan), dict[str, float]()
     for call in calls:
@@ -252,7 +258,7 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     if plan.mesh.pp == 1:
         return busy[0]
     pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes.listed)
-    few = count if count <= 8 * pp or count % pp else 8 * pp
+    few = first_rounds(count, pp)
     each = [spent / count for spent in busy]
     unit = tuple(spent / (3 + again) for spent in each)
     slowest = max(_per_rank(plan, each, plan.pipeline.owners(pp)))
@@ -290,7 +296,12 @@ def _data_axes(
     return waited, max(0.0, total - sum(exposed.values()))
 
 
-def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
+def contention(plan: Plan, hidden: float) -> float:
+    """Seconds that communication costs which overlaps with compute: on a CPU it takes the cores that would compute."""
+    return hidden if plan.device == "cpu" else CONTENTION * hidden
+
+
+def update_seconds(plan: Plan, memory: Memory | StateBytes, machine: Machine) -> float:
     """Seconds of norm, clipping and update: gradients are read for the norm, read and written by clipping, and read by
     the update, which reads and writes weights and optimizer state.
 
@@ -298,6 +309,6 @@ def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
     """
     moved = 4 * memory.gradients + 2 * (memory.parameters + memory.optimizer)
     if not holding_of(plan).cpu or plan.device == "cpu":
-        return moved / bandwidth
+        return moved / _bandwidth(plan, machine)
     transferred = (memory.gradients + memory.parameters) / float(plan.cluster["offload"])
     return moved * plan.devices / HOST_BANDWIDTH + transferred

@@ -57,7 +57,7 @@ class Draft(dict[str, Any]):
 
 KEY = re.compile(r"(?<![\w.])([a-z_]+(?:\.\w+)*)=")
 
-RULES: tuple[Rule, ...] = (
+PLACE: tuple[Rule, ...] = (
     values.plain,
     time_limit.clock,
     machine.machine,
@@ -68,6 +68,10 @@ RULES: tuple[Rule, ...] = (
     ranks.precision,
     ranks.launcher,
     ranks.threads,
+    out.where,
+)
+"""Rules that decide where a run is, before strategy=auto looks for the layout."""
+RULES: tuple[Rule, ...] = (
     auto.strategy,
     mesh.degrees,
     pipeline.shape,
@@ -98,44 +102,43 @@ RULES: tuple[Rule, ...] = (
     trust.targets,
     targets.arguments,
     loop.words,
-    out.where,
 )
 
 
 @deciding()
-def resolve(config: Config, cluster: Cluster) -> Plan:
-    """Decide every field of the plan, for each allowed number of nodes. Raises WordsError with all problems that can be
-    known before launch.
+def resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) -> Plan:
+    """Decide every field of the plan, for each allowed number of nodes; `trace` gives strategy=auto the shapes of a
+    model that has no formula. Raises WordsError with all problems that can be known before launch.
     """
-    return _resolve(config, cluster)
+    return _resolve(config, cluster, trace)
 
 
-def _resolve(config: Config, cluster: Cluster) -> Plan:
+def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) -> Plan:
     config, cluster = own.stated(config), machine.named(config, cluster)
     config, wrong = mixture.composed(config)
     if wrong:
         raise WordsError(*wrong, *further(config, cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
-    first = _plan_on(most, config, cluster)
+    first = _plan_on(most, config, cluster, trace)
     others = list[Plan]()
     for nodes in fewer:
         try:
-            plan = _plan_on_fewer(nodes, first, config, cluster)
+            plan = _plan_on_fewer(nodes, first, config, cluster, trace)
         except WordsError as error:  # report the first count that fails: a bad range of nodes is one mistake
             raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
         others.append(replace(plan, out=first.out, launcher=first.launcher, threads=first.threads))
     return replace(first, others=tuple(others))
 
 
-def _plan_on_fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
+def _plan_on_fewer(nodes: int, first: Plan, config: Config, cluster: Cluster, trace: auto.Trace | None) -> Plan:
     """Plan the same batch on fewer nodes, with a microbatch no larger than that of `first`."""
     same = replace(config, batch=first.batch.size, microbatch=None, accumulate=None)
-    plan = _plan_on(nodes, same, cluster)
+    plan = _plan_on(nodes, same, cluster, trace)
     if plan.batch.microbatch <= first.batch.microbatch:
         return plan
     micro = max(size for size in mesh.divisors(plan.batch.local) if size <= first.batch.microbatch)
-    return _plan_on(nodes, replace(same, microbatch=micro), cluster)
+    return _plan_on(nodes, replace(same, microbatch=micro), cluster, trace)
 
 
 def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
@@ -149,14 +152,31 @@ def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
     return ()
 
 
-def _plan_on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
+def _plan_on(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | None) -> Plan:
     draft = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes)
-    config, undecided = replace(config, nodes=nodes), False
+    config = replace(config, nodes=nodes)
     wrong = values.judge(config)
-    known, problems = values.without(config, wrong), list[str]()
-    for rule in RULES:
+    known = values.without(config, wrong)
+    problems, undecided = _follow(PLACE, known, cluster, draft)
+    try:
+        known = auto.chosen(known, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace)
+    except Undecided:
+        undecided = True
+    more, also = _follow(RULES, known, cluster, draft)
+    if wrong or problems or more:
+        raise WordsError(*wrong.values(), *(_with_sources(problem, config) for problem in problems + more))
+    if undecided or also:
+        raise Undecided
+    del draft["elastic"]
+    return Plan(**draft)
+
+
+def _follow(rules: Iterable[Rule], config: Config, cluster: Cluster, draft: Draft) -> tuple[list[str], bool]:
+    """Add to the draft what rules decide; (problems, whether one of them lacked a field)."""
+    problems, undecided = list[str](), False
+    for rule in rules:
         try:
-            outcome = rule(known, cluster, draft)
+            outcome = rule(config, cluster, draft)
             if isinstance(outcome, Mapping):
                 draft.update(outcome)
             else:
@@ -165,13 +185,7 @@ def _plan_on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
             problems.extend(error.problems)
         except Undecided:
             undecided = True
-    if wrong or problems:
-        raise WordsError(*wrong.values(), *(_with_sources(problem, config) for problem in problems))
-    if undecided:
-        raise Undecided
-    del draft["elastic"]
-    draft.pop("microbatch", None)
-    return Plan(**draft)
+    return problems, undecided
 
 
 def _with_sources(problem: str, config: Config) -> str:

@@ -1,208 +1,141 @@
-"""strategy=auto: picks the fastest layout that fits in memory, by a cost model: bytes per rank, and seconds of compute,
-communication and waiting.
+"""strategy=auto: the words of the fastest layout that fits into memory, by prediction."""
 
-Data-parallel axes come first; the model itself is split only if they alone do not fit.
-"""
-
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from dtrain.build import build
 from dtrain.cluster import Cluster
-from dtrain.config.facts import about
+from dtrain.config import files
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
+from dtrain.config.sections import Mesh, Pipeline, Tensor
+from dtrain.config.word import spelling
 from dtrain.errors import WordsError
-from dtrain.planned import MeshShape, PipelineShape, Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
-from dtrain.predict.memory import memory
-from dtrain.predict.prediction import LIBRARIES
-from dtrain.predict.report import size
-from dtrain.predict.shapes import Shapes, types_of
-from dtrain.predict.state_bytes import holding_of
-from dtrain.predict.work import work
-from dtrain.resolve import batch, fit, mesh, model_axes, pipeline
-from dtrain.resolve.ranks import choose
+from dtrain.predict.prediction import budget_of
+from dtrain.predict.report import count, size
+from dtrain.predict.shapes import Shapes
+from dtrain.resolve.search import Found, Layout, Model, Search
+from dtrain.resolve.space import Words, applied, part_of
+from dtrain.resolve.unknown import Undecided
 
-SPEED = {"cuda": (4e14, 3e11, 2.5e10, 2e-5), "cpu": (5e10, 2e9, 2e9, 2e-4)}
-"""device -> FLOP per second, bytes per second inside a node, bytes per second between nodes, and latency of a
-collective in seconds: one H100 at half its peak, NVLink, 200 Gbit/s; one CPU core and loopback.
-"""
-USABLE = 0.85
-"""Fraction of a device's memory that a plan may use; the rest is for fragmentation and libraries."""
 VOCABULARY = 50257
 """Assumed vocabulary of a tokenizer that is not loaded: that of GPT-2."""
+STAND_IN = "h100x8"
+"""The cluster whose speed a GPU is taken to have that no word describes: layouts are compared by it."""
+Decide = Callable[[Config, Cluster], Plan]
+"""(config, cluster) -> the plan on one node."""
+Trace = Callable[[Plan], Shapes]
+"""The shapes of a model that has no formula. Raises WordsError if it cannot be built."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A candidate layout. `plan`: its fields that predictions read, others are None; `seconds`: predicted time per
-    step.
-    """
-
-    mode: str
-    plan: Plan
-    shapes: Shapes
-    seconds: float = 0.0
-
-    @cached_property
-    def peak(self) -> int:
-        """Peak bytes on the fullest rank."""
-        return memory(self.plan, self.shapes).peak
-
-    @property
-    def split(self) -> dict[str, int]:
-        """The axes that split the model -> their degrees."""
-        return {axis: getattr(self.plan.mesh, axis) for axis in ("pp", "tp") if getattr(self.plan.mesh, axis) > 1}
-
-    @property
-    def words(self) -> str:
-        degrees = (f"mesh.{axis}={degree}" for axis, degree in self.split.items())
-        return " ".join([f"strategy={self.mode}", *degrees, f"microbatch={self.plan.batch.microbatch}"])
-
-
-def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Choose the strategy; `auto` also writes its degrees of tp and pp to `layout` in the draft."""
-    ranks = draft["nodes"] * draft["devices"]
+def chosen(config: Config, cluster: Cluster, draft: dict[str, Any], decide: Decide, trace: Trace | None) -> Config:
+    """The config with the words that strategy=auto means, and the reason in `why` of the draft."""
     if config.choices["strategy"] != "auto":
-        return {"strategy": choose(config, "strategy", "", draft["why"], "")}
-    modes = _modes(config)
-    seeds = [] if ranks == 1 else _seeds(config, cluster, draft, modes)
-    layouts = sorted(_layouts(config, cluster, draft, seeds), key=lambda layout: layout.seconds)
-    degrees = config.mesh.tp or 1, config.mesh.pp or 1
-    simple = [layout for layout in layouts if (layout.plan.mesh.tp, layout.plan.mesh.pp) == degrees]
-    if ranks == 1:
-        word, reason = "single", "one rank"
-    elif not seeds:
-        unknown = "the model's size is not known before it is built; dtrain plan builds it and shows what fits"
-        word, reason = "ddp", f"{ranks} ranks, and {unknown}"
-    elif not simple:  # other words are wrong; later rules report them
-        word, reason = "ddp", f"{ranks} ranks"
-    else:
-        budget = _budget(cluster, draft)
-        fits = next((layout for some in (simple, layouts) for layout in some if layout.peak <= budget), None)
-        best = fits or min(layouts, key=lambda layout: layout.peak)
-        draft["layout"] = best.split
-        draft["microbatch"] = best.plan.batch.microbatch
-        word, reason = best.mode, _reason(best, layouts, budget, fits=fits is not None)
-    return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
+        return config
+    ranks = draft["nodes"] * draft["devices"]
+    try:
+        found = searched(config, cluster, draft, decide, trace)
+    except Undecided:  # because of words that later rules refuse
+        found = None
+    words, reason = _decided(found, ranks)
+    draft["why"]["strategy"] = f"{words['strategy']} (auto: {reason})"
+    if "remat" in words:
+        draft["why"]["remat"] = f"{words['remat']} (auto: strategy)"
+    return applied(config, words)
 
 
-def _budget(cluster: Cluster, draft: Mapping[str, Any]) -> float:
-    """Bytes that a rank may use; without a GPU, the ranks of a host share its memory with Python and torch."""
-    if draft["device"] == "cuda":
-        return cluster.memory * USABLE
-    shared: int = draft["devices"] * (1 if cluster.external else draft["nodes"])
-    return max(0.0, cluster.memory * USABLE / shared - LIBRARIES)
+def strategy(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    if config.choices["strategy"] == "auto":
+        raise Undecided("strategy")
+    return {"strategy": dict(config.strategy)}
 
 
-def _modes(config: Config) -> list[str]:
-    """Strategies that `auto` may choose (fact `try`), in ascending order of memory saved."""
+def searched(
+    config: Config, cluster: Cluster, draft: Mapping[str, Any], decide: Decide, trace: Trace | None, keep: int = 1
+) -> Found | None:
+    """The search for the `keep` best layouts; None if the model's size cannot be known here."""
+    machine = draft["cluster"] or {**files.node("cluster", STAND_IN), "gpus": cluster.gpus, "memory": cluster.memory}
+    models = [
+        replace(model, plan=replace(model.plan, **{name: draft[name] for name in PLACE}, cluster=machine))
+        for model in _models(config, cluster, draft, decide, trace)
+    ]
+    if not models:
+        return None
+    budget = budget_of(models[0].plan, build(machine))
+    return Search(config, cluster, draft, models, build(machine), budget, keep).run()
+
+
+PLACE = "nodes", "devices", "device", "threads"
+
+
+def _models(
+    config: Config, cluster: Cluster, draft: Mapping[str, Any], decide: Decide, trace: Trace | None
+) -> Iterator[Model]:
+    """The model as strategies hold it that copy it, and as those do that shard it, whose types differ."""
+    alone = "single" if draft["nodes"] * draft["devices"] == 1 else ""
     parts = {word: part for word, part in config.options["strategy"].items() if about(part).get("try")}
-    return sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word]))
+    strategies = [alone] if alone else sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word]))
+    for holds in ("copies", "shards"):
+        alike = [word for word in strategies if fact(part_of(config, "strategy", word), "holds") == holds]
+        try:
+            plan = _on_one_rank(config, cluster, "single" if holds == "copies" else alike[0], decide) if alike else None
+            shapes = plan and (formulas.shapes(plan) or (trace(plan) if trace else None))
+        except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
+            return
+        if plan and shapes and shapes.blocks and not shapes.unknown:
+            yield Model(plan, shapes, alike)
 
 
-def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Sequence[str]) -> list[Layout]:
-    """One layout per mode on one rank, with the shapes of the model; empty if its shapes cannot be known here."""
-    trial: dict[str, Any] = dict.fromkeys(field.name for field in fields(Plan)) | {"why": {}}
-    trial |= {name: draft[name] for name in ("nodes", "devices", "device", "compile", "precision")}
-    try:
-        trial |= fit.objective(config, cluster, trial)
-        trial |= fit.synthetic(config, cluster, trial)
-        trial |= {group: dict(getattr(config, group)) for group in ("model", "remat", "optim", "checkpoint")}
-        trial["model"]["freeze"], trial["adapter"] = [], {}  # more memory than they take
-        trial |= {"tensor": vars(config.tensor), "context": vars(config.context), "ema": config.ema}
-        trial |= {"mesh": MeshShape(cp=config.mesh.cp or 1), "pipeline": PipelineShape()}
-        if trial["model"].get("vocab") == "auto" and formulas.facts_of(trial["data"]).get("vocab") is None:
-            trial["model"]["vocab"] = VOCABULARY
-        plans = {mode: Plan(**{**trial, "strategy": config.options["strategy"][mode]}) for mode in modes}
-        shapes = {mode: formulas.shapes(plan) for mode, plan in plans.items()}
-    except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
-        return []
-    return [Layout(mode, plans[mode], each) for mode, each in shapes.items() if each is not None]
+def _on_one_rank(config: Config, cluster: Cluster, strategy: str, decide: Decide) -> Plan:
+    """The run on one rank, with everything that no mesh decides."""
+    split = "mesh", "pipeline", "tensor", "microbatch", "accumulate", "nodes", "devices", "launcher"
+    sources = {key: source for key, source in config.sources.items() if key.partition(".")[0] not in split}
+    one = replace(
+        applied(config, {"strategy": strategy, "launcher": "inline"}), nodes=1, devices=1, sources=sources,
+        microbatch=None, accumulate=None, mesh=Mesh(), pipeline=Pipeline(), tensor=Tensor(),
+    )  # fmt: skip
+    plan = decide(one, replace(cluster, external=None))
+    if plan.model.get("vocab") == "auto" and formulas.facts_of(plan.data).get("vocab") is None:
+        plan = replace(plan, model={**plan.model, "vocab": VOCABULARY})
+    return plan
 
 
-def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: list[Layout]) -> Iterator[Layout]:
-    """Every valid layout that respects the user's mesh degrees and microbatch."""
-    ranks, asked = draft["nodes"] * draft["devices"], config.mesh
-    blocks = max([1, *(seed.shapes.listed for seed in seeds)])
-    for tp, pp in itertools.product(_degrees(asked.tp, draft["devices"]), _degrees(asked.pp, ranks)):
-        split = tp * pp * (asked.cp or 1)
-        if ranks % split or (pp > blocks and not asked.pp):
-            continue
-        for seed in seeds if ranks > split else seeds[:1]:
-            for micro in _microbatches(config, ranks // split, pp):
-                degrees = {"tp": tp, "pp": pp}
-                trial = {**draft, "strategy": seed.plan.strategy, "layout": degrees, "microbatch": micro}
-                plan = _planned(config, cluster, seed.plan, trial)
-                if plan:
-                    yield replace(seed, plan=plan, seconds=_seconds(plan, seed.shapes))
+def _decided(found: Found | None, ranks: int) -> tuple[Words, str]:
+    """The words that the search found, and the reason."""
+    simplest = {"strategy": "single" if ranks == 1 else "ddp"}
+    alone = "one rank" if ranks == 1 else f"{ranks} ranks"
+    if found is None:
+        unknown = "the model's size is not known before it is built; dtrain plan builds it and shows what fits"
+        return simplest, f"{alone}, and {unknown}" if ranks > 1 else alone
+    best = found.layouts[0] if found.layouts else found.least
+    if not best:  # other words are wrong, which later rules report
+        return simplest, alone
+    if ranks == 1 and found.layouts and best.words == {"strategy": "single", "microbatch": best.plan.batch.size}:
+        return simplest, alone
+    return best.words, _reason(best, found)
 
 
-def _planned(config: Config, cluster: Cluster, plan: Plan, trial: dict[str, Any]) -> Plan | None:
-    """`plan` with what later rules decide for this trial; None if one of them refuses it."""
-    try:
-        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic):
-            trial |= rule(config, cluster, trial)
-    except WordsError:
-        return None
-    if any(model_axes.model(config, cluster, trial)):
-        return None
-    return replace(plan, **{name: trial[name] for name in ("strategy", "mesh", "pipeline", "batch")})
-
-
-def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """The user's microbatch; otherwise every divisor of a rank's samples, or, if there are many, the largest below each
-    power of two.
-    """
-    local = max(1, config.batch // data)
-    if config.microbatch or config.accumulate:
-        return [config.microbatch or max(1, local // (config.accumulate or 1))]
-    least = 2 * pp if pp > 1 else 1
-    sizes = [local // parts for parts in mesh.divisors(local) if parts >= least or parts == local]
-    return sizes if len(sizes) <= 16 else list({size.bit_length(): size for size in reversed(sizes)}.values())
-
-
-def _degrees(asked: int | None, most: int) -> Sequence[int]:
-    return [asked] if asked else mesh.divisors(most)
-
-
-def _seconds(plan: Plan, shapes: Shapes) -> float:
-    """Predicted seconds per step: compute, the pipeline bubble, communication that does not overlap with two thirds of
-    the compute, and the latency of each collective.
-    """
-    shape, batches, holding = plan.mesh, plan.batch.accumulate, holding_of(plan)
-    rate, near, far, wait = SPEED[plan.device]
-    slow, numbers, several = far if plan.nodes > 1 else near, types_of(plan).param, shape.batch > 1
-    part, blocks = shapes.parameters / (shape.tp * shape.pp), shapes.listed / shape.pp
-    width = max(block.passes for block in shapes.blocks) / shape.cp * plan.batch.local
-    compute = work(plan, shapes).total / shape.ranks / rate
-    sent = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if holding.frees else 2) / slow
-    split = 8 * numbers * blocks * width * (1 - 1 / shape.tp) / near
-    handed = 2 * numbers * width * (shape.pp > 1) / slow
-    calls = (3 if holding.frees else 2) * blocks if holding.shards else 1 + numbers * part / 25e6
-    calls = calls * several * (batches if holding.frees or holding.every else 1) + batches * (
-        4 * blocks * (shape.tp > 1) + 2 * (shape.pp > 1)
-    )
-    return compute * (1 + (shape.pp - 1) / batches) + max(0.0, sent - compute * 2 / 3) + split + handed + wait * calls
-
-
-def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -> str:
-    """Explain the choice of `best`; `layouts` are sorted, the fastest first."""
-    parameters = best.shapes.parameters
-    count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.2f}M"
-    need = f"{count} parameters need about {size(best.peak)} of {size(budget)} on each rank"
-    if not fits:
+def _reason(best: Layout, found: Found) -> str:
+    """Explain the choice of `best`."""
+    shapes, budget = best.prediction.shapes, best.prediction.budget
+    need = f"{count(shapes.parameters)} parameters need about {size(best.peak)} of {size(budget)} on each rank"
+    if not found.layouts:
         return (
-            f"{best.words} needs the least memory, {need}, which is more than there is. Type a smaller batch or "
-            "microbatch, remat=full, or more devices"
+            f"{spelled(best.words)} needs the least memory, {need}, which is more than there is. Type a smaller batch "
+            "or more devices"
         )
-    if layouts[0].seconds < best.seconds:
-        return f"{best.words}, {need}; {layouts[0].words} would be faster and need {size(layouts[0].peak)}"
-    kind = best.mode, best.split
-    other = next((one for one in layouts if (one.mode, one.split) != kind and one.peak <= budget), None)
-    if other is None:
-        return f"{best.words}, {need}"
-    return f"{best.words}, {need}; next is {other.words}, {other.seconds / best.seconds:.2f}x the time"
+    if len(found.layouts) == 1:
+        return f"{spelled(best.words)}, {need}"
+    other = found.layouts[1]
+    return (
+        f"{spelled(best.words)}, {need}; next is {spelled(other.words)}, {other.seconds / best.seconds:.2f}x the time"
+    )
+
+
+def spelled(words: Words) -> str:
+    """The words as they are typed."""
+    return " ".join(f"{key}={spelling(value)}" for key, value in words.items())

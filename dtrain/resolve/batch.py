@@ -18,8 +18,7 @@ MOST = 1_000_000_000
 
 
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = draft.get("microbatch") if not config.accumulate else None  # by strategy=auto
-    shape = _shape(config, config.microbatch or config.objective.get("together") or chosen, draft)
+    shape = _shape(config, config.microbatch or config.objective.get("together"), draft)
     wrong = check_microbatches(draft["pipeline"], shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
     if wrong:
         raise WordsError(wrong)

@@ -19,7 +19,6 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     nodes, devices = draft["nodes"], draft["devices"]
     ranks, facts, name = nodes * devices, about(draft["strategy"]), config.choices["strategy"] or "of yours"
     asked = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) is not None}
-    asked |= draft.pop("layout", {})  # degrees chosen by strategy=auto
     ep = 1 if config.mesh.ep is None else config.mesh.ep
     fill, inside = facts.get("fill"), facts.get("inside")
     if "fill" in facts and fill is None and ranks > 1:
@@ -54,10 +53,9 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"least 2 x 2: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
         )
     if facts.get("holds") == "copies" and shape.dp_shard > 1:
-        word = "ddp" if name == "auto" else name
         copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
         raise WordsError(
-            f"mesh.dp_shard={shape.dp_shard}: strategy={word} shards nothing. Type strategy=fsdp{pipeline}, or "
+            f"mesh.dp_shard={shape.dp_shard}: strategy={name} shards nothing. Type strategy=fsdp{pipeline}, or "
             f"mesh.dp_replicate={copies} for copies."
         )
     if shape.batch % ep:

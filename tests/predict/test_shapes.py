@@ -55,7 +55,7 @@ def test_without_a_pipeline_there_is_one_stage() -> None:
 
 
 def test_too_few_blocks_are_refused() -> None:
-    decided, _ = both("model.layers=4", "devices=2", "mesh.pp=2", "accumulate=4")
+    decided, _ = both("model.layers=4", "strategy=ddp", "devices=2", "mesh.pp=2", "accumulate=4")
     _, shapes = both("model.layers=1")
     with pytest.raises(WordsError, match="fewer than the 2 stages"):
         stages_of(decided, shapes)

@@ -10,9 +10,9 @@ from dtrain.cluster import Cluster, Machine
 from dtrain.planned import Plan
 from dtrain.predict.collectives import Call
 from dtrain.predict.formulas import shapes as shapes_of
-from dtrain.predict.memory import memory
+from dtrain.predict.prediction import predict
 from dtrain.predict.shapes import Weight
-from dtrain.predict.time import LINK, Time, at_peak, call_seconds, time
+from dtrain.predict.time import LINK, Time, at_peak, call_seconds
 from dtrain.predict.view import Group, groups
 from dtrain.resolve import resolve
 
@@ -29,7 +29,7 @@ def planned(words: str) -> Plan:
 def timed(plan: Plan) -> Time:
     shapes = shapes_of(plan)
     assert shapes
-    prediction = time(plan, shapes, memory(plan, shapes), build(plan.cluster))
+    prediction = predict(plan, shapes).time
     assert prediction
     return prediction
 
@@ -136,7 +136,7 @@ def test_a_weight_without_numbers_takes_no_time() -> None:
     block, *others = shapes.blocks
     empty = replace(block, weights=(*block.weights, Weight("empty", (0, 4), product=True)))
     more = replace(shapes, blocks=(empty, *others))
-    times = [time(plan, each, memory(plan, each), build(plan.cluster)) for each in (shapes, more)]
+    times = [predict(plan, each).time for each in (shapes, more)]
     assert times[0] and times[1] and times[0].products == times[1].products
 
 

@@ -62,10 +62,10 @@ def test_nothing_is_refused_that_another_strategy_takes(wish: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("devices=3", "batch=16"), "batch=16 does not split"),
+        (("devices=5", "batch=16"), "batch=16 does not split"),
         (("devices=3", "mesh.pp=2"), "nodes x devices = 1 x 3 = 3"),
         (("devices=4", "mesh.pp=2", "mesh.tp=4"), "pp=2 x tp=4 is 8 ranks"),
-        (("devices=2", "mesh.pp=2", "batch=1"), "needs at least 2 microbatches"),
+        (("devices=2", "mesh.pp=2", "batch=1", "pipeline.schedule=1f1b"), "needs at least 2 microbatches"),
     ],
 )
 def test_what_no_layout_can_is_refused_with_the_sentence_of_its_rule(words: tuple[str, ...], message: str) -> None:
@@ -109,14 +109,13 @@ def memory_per_rank(decided: Plan) -> float:
 @pytest.mark.parametrize("memory", [640, 80, 40, 24])
 def test_the_layout_fits_where_one_does(memory: int) -> None:
     decided = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=memory * GIB))
-    assert memory_per_rank(decided) <= 0.85 * memory
-    assert f"{0.85 * memory:g} GiB on each rank" in decided.why["strategy"]
+    assert memory_per_rank(decided) <= 0.95 * memory
+    assert f"{0.95 * memory:.3g} GiB on each rank" in decided.why["strategy"]
 
 
-def test_the_reason_names_the_next_layout_or_the_faster_one_that_does_not_fit() -> None:
-    roomy, tight = (plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=size * GIB)) for size in (640, 10))
+def test_the_reason_names_the_next_layout() -> None:
+    roomy = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=640 * GIB))
     assert "next is strategy=" in roomy.why["strategy"]
-    assert "would be faster and need" in tight.why["strategy"]
 
 
 def test_where_none_fits_it_says_so_and_takes_the_least() -> None:

@@ -12,7 +12,7 @@ TWO = ("data=synthetic", "mesh.pp=2", "devices=2", "batch=8")
 
 
 def pipeline(*words: str) -> PipelineShape:
-    return plan(*TWO, *words).pipeline
+    return plan(*TWO, "strategy=ddp", *words).pipeline
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""Lower bounds of the time and memory of a layout, a few microseconds each, with which a search leaves out most layouts
+unpredicted.
+
+They come from one rank that holds the whole model: a pipeline of pp ranks takes at least 1 / pp of its time, and that
+of the bubble; its fullest rank holds at least 1 / pp of the weights.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from dtrain.cluster import Machine
+from dtrain.config.facts import fact
+from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
+from dtrain.predict.collectives import collectives
+from dtrain.predict.schedule import in_flight
+from dtrain.predict.shapes import Shapes, types_of
+from dtrain.predict.state_bytes import Holding, count_state, holding_of
+from dtrain.predict.time import (
+    BLOCKING,
+    blocking_seconds,
+    call_seconds,
+    compute_seconds,
+    contention,
+    start_seconds,
+    update_seconds,
+)
+from dtrain.predict.view import groups
+from dtrain.predict.work import recomputed
+
+KEPT = 0.95
+"""Fraction of the saved activations that is certain: a peak may be between two microbatches."""
+MANY = 4096
+"""Samples of a microbatch so large that a step of it is as quick as it can be."""
+FEW = 2
+"""Microbatches for each rank of a pipeline, of which more keep no more activations."""
+
+
+class Point(NamedTuple):
+    """A layout as bounds see it. `options`: words of remat and of the sequence and loss under tp, on which the work of
+    a sample depends; `data`: words on which what the data axes send and hold depends.
+    """
+
+    mesh: MeshShape
+    microbatch: int
+    accumulate: int
+    order: PipelineShape
+    holding: Holding
+    options: tuple[Hashable, ...]
+    data: tuple[Hashable, ...]
+    sketch: Callable[[], Plan]
+    """Makes a plan of it."""
+
+
+@dataclass
+class Bounds:
+    """Bounds for the layouts of one model on one machine. What several layouts share is computed once."""
+
+    machine: Machine
+    shapes: Shapes
+    _known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def seconds(self, point: Point) -> float:
+        """Seconds that a step takes at least."""
+        mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
+        axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
+        sample: Sample = known.get(work := (_sample, axes, point.options)) or self._first(work, point)
+        sent: Sent = known.get(wires := (_data, axes, data)) or self._first(wires, point)
+        launches = sample.launches * count
+        spent = sample.seconds * point.microbatch * count
+        busy = (spent + launches if sample.beside else max(spent, launches)) / mesh.pp
+        every = count if mesh.pp == 1 else 1
+        sending = (
+            sent.weights * (every if holding.frees else 1) + sent.gradients * (every if holding.every else 1)
+        ) / mesh.pp
+        if mesh.pp > 1:
+            idle = 0.0 if fact(point.order.order, "splits_backward") else (mesh.pp - 1) / point.order.stages
+            return busy * (1 + idle / count) + sending
+        exposed = max(0.0, sending - busy) if holding.shards or holding.buckets else sending
+        return busy + exposed + sent.contention * (sending - exposed) + sent.update
+
+    def memory(self, point: Point) -> float:
+        """Bytes that the fullest rank holds at least."""
+        mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
+        axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
+        saved: Saved = known.get(kept := (_saved, axes, point.options)) or self._first(kept, point)
+        state: State = known.get(at_rest := (_state, axes, data)) or self._first(at_rest, point)
+        unreduced = holding.shards and (mesh.pp > 1 or (count > 1 and not holding.every))
+        gradients = (state.unreduced if unreduced else state.gradients) / mesh.pp
+        gathered = state.gathered if holding.shards and not holding.frees else 0.0
+        few = min(count, FEW * mesh.pp)
+        part: float = known.get(pipe := (point.order, mesh.pp, few)) or self._flying(pipe)
+        activations = saved.bytes * point.microbatch * part
+        both = activations + gradients if count > 1 else max(activations, gradients)
+        return (state.kept + gathered) / mesh.pp + both
+
+    def _first(self, key: tuple[Any, ...], point: Point) -> Any:
+        """The figure that `key` begins with, of a rank that holds the whole model and has one sample."""
+        plan, mesh = point.sketch(), replace(point.mesh, pp=1)
+        one = replace(plan, mesh=mesh, batch=BatchShape(mesh.data, 1, mesh.data, 1), pipeline=PipelineShape())
+        self._known[key] = key[0](one, self.shapes, self.machine)
+        return self._known[key]
+
+    def _flying(self, key: tuple[PipelineShape, int, int]) -> float:
+        """Part of the activations of a microbatch that the fullest rank of a pipeline keeps."""
+        (order, pp, few), blocks = key, self.shapes.listed
+        if pp == 1 or not blocks:
+            return 1.0
+        flying, ranks = in_flight(order, pp, few), [0] * pp
+        sizes = order.sizes([1] * blocks, len(flying))
+        for stage, rank in enumerate(order.owners(pp)):
+            ranks[rank] += flying[stage] * sizes[stage]
+        self._known[key] = max(ranks) / blocks
+        return max(ranks) / blocks
+
+
+class Sample(NamedTuple):
+    """Seconds in which a rank computes and waits for the communication of a sample, and in which it starts the
+    operators of a microbatch; `beside`: one after the other.
+    """
+
+    seconds: float
+    launches: float
+    beside: bool
+
+
+def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
+    starts = start_seconds(plan, shapes.blocks, 0.0)
+    many = replace(plan, batch=BatchShape(plan.batch.data * MANY, MANY, plan.batch.data, 1))
+    quick = replace(machine, start=0, intra_node_latency=0, inter_node_latency=0)  # calls are of microbatches
+    calls = tuple(call for call in collectives(many, shapes) if call.what != "gradients")
+    waits = sum(blocking_seconds(many, quick, calls).values())
+    computing = sum(compute_seconds(many, shapes, shapes.blocks, machine))
+    return Sample((computing + waits) / MANY, starts, plan.device == "cpu")
+
+
+class Sent(NamedTuple):
+    """Seconds in which weights are gathered once, gradients are reduced once, and an update runs; `contention`: what a
+    second of communication costs that overlaps with compute.
+    """
+
+    weights: float
+    gradients: float
+    update: float
+    contention: float
+
+
+def _data(plan: Plan, shapes: Shapes, machine: Machine) -> Sent:
+    spent, among = {"weights": 0.0, "gradients": 0.0}, groups(plan)
+    for call in collectives(plan, shapes):
+        if call.what in spent and call.axis not in BLOCKING:
+            spent[call.what] += call_seconds(call, among[call.axis], machine, plan.devices)
+    return Sent(
+        **spent,
+        update=update_seconds(plan, count_state(plan, shapes.blocks), machine),
+        contention=contention(plan, 1.0),
+    )
+
+
+class State(NamedTuple):
+    """Bytes of weights and of the optimizer's state, of gradients after and before they are reduced, and of gathered
+    weights.
+    """
+
+    kept: float
+    gradients: float
+    unreduced: float
+    gathered: float
+
+
+def _state(plan: Plan, shapes: Shapes, machine: Machine) -> State:
+    away, types, sizes = holding_of(plan).cpu and plan.device != "cpu", types_of(plan), count_state(plan, shapes.blocks)
+    alone = replace(plan, mesh=MeshShape(tp=plan.mesh.tp, ep=plan.mesh.ep, dp_replicate=plan.mesh.ep))
+    whole = count_state(alone, shapes.blocks).gradients
+    kept = 0 if away else sizes.parameters + sizes.optimizer + sizes.average
+    return State(kept, 0 if away else sizes.gradients, whole, whole / types.param * types.compute)
+
+
+class Saved(NamedTuple):
+    """Bytes of activations that a sample keeps for its backward."""
+
+    bytes: float
+
+
+def _saved(plan: Plan, shapes: Shapes, machine: Machine) -> Saved:
+    kept = [fact(plan.remat, "keeps"), fact(plan.compile, "keeps")]
+    if kept[0] == "inputs" and not recomputed(plan, shapes.listed):
+        kept[0] = "all"
+    least = (
+        min(block.saved[keeps].of(plan) for keeps in kept) * block.count for block in shapes.blocks if block.listed
+    )
+    return Saved(KEPT * sum(least))

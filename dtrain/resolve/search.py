@@ -1,0 +1,240 @@
+"""The fastest layouts of a run that fit into memory, by prediction: of all that the words leave open, those whose lower
+bounds (dtrain.predict.bounds) leave a chance are predicted.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+from dtrain.cluster import Cluster, Machine
+from dtrain.config.schema import Config
+from dtrain.errors import WordsError
+from dtrain.planned import MeshShape, PipelineShape, Plan
+from dtrain.predict.bounds import Bounds, Point
+from dtrain.predict.prediction import Prediction, predict
+from dtrain.predict.shapes import Shapes
+from dtrain.predict.state_bytes import Holding, holding_of
+from dtrain.resolve import batch, mesh, model_axes, pipeline, reduction
+from dtrain.resolve.space import Words, applied, details, meshes, tensors
+
+SIMPLER = 1.03
+"""A layout that splits the model less is better if its step takes at most this much longer."""
+ALIKE = 1.005
+"""Steps whose seconds differ less take the same time: the layout that needs less memory is better."""
+RULES = mesh.degrees, pipeline.shape, batch.arithmetic, reduction.reduced, model_axes.options
+DECIDED = "nodes", "devices", "strategy", "mesh", "pipeline", "batch", "remat", "tensor", "context"
+SKETCHED = "strategy", "remat", "tensor"
+KEEN = 40
+"""Layouts that are predicted if none fits, to find the one that needs the least memory."""
+MOST = 150
+"""Layouts that are predicted until the search ends with what it has, of 1 to 20 ms each."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`words`: those that choose it."""
+
+    words: Words
+    plan: Plan
+    prediction: Prediction
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        time = self.prediction.time
+        return time.seconds if time else float("inf")
+
+    @property
+    def peak(self) -> int:
+        """Bytes on the fullest rank."""
+        return self.prediction.memory.peak
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal for layouts that differ in microbatches and options alone."""
+        return self.words.get("strategy"), self.plan.mesh, self.words.get("remat"), self.plan.pipeline.schedule
+
+    @property
+    def split(self) -> int:
+        """Number of axes that split the model."""
+        return sum(getattr(self.plan.mesh, axis) > 1 for axis in ("pp", "cp", "tp", "ep"))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A complete plan of the run on one rank, and its shapes, for strategies that shard it or not."""
+
+    plan: Plan
+    shapes: Shapes
+    strategies: Sequence[str]
+
+
+@dataclass
+class Found:
+    """`layouts`: those that fit, the best first, of each kind the best. `least`: the one that needs the least memory,
+    if none fits. `looked`: layouts that were looked at, `small`: of these the ones that need more memory than there is;
+    `predicted`: those that bounds did not decide.
+    """
+
+    layouts: list[Layout] = field(default_factory=list)
+    least: Layout | None = None
+    looked: int = 0
+    small: int = 0
+    predicted: int = 0
+
+
+@dataclass(eq=False)
+class Search:
+    """One search. `draft`: what earlier rules decided; `budget`: bytes that a rank may use; `keep`: how many kinds of
+    layouts are wanted; `most`: how many layouts are predicted at most.
+    """
+
+    config: Config
+    cluster: Cluster
+    draft: Mapping[str, Any]
+    models: Sequence[Model]
+    machine: Machine
+    budget: float
+    keep: int = 1
+    most: int = MOST
+    found: Found = field(default_factory=Found)
+    _best: dict[tuple[Any, ...], Layout] = field(default_factory=dict)
+
+    def run(self) -> Found:
+        excluded = list[tuple[float, Words, Model]]()
+        for least, words, shape, model in sorted(self._meshes(), key=lambda each: each[0]):
+            if self._enough(least):
+                break
+            bounds, fitting = self._bounds[model.strategies[0]], list[tuple[float, float, Words]]()
+            for choice in details(self.config, words, shape, model.shapes.listed):
+                point = self._point(choice, shape, model)
+                if shape.pp > 1 and pipeline.check_microbatches(point.order, point.accumulate, shape.pp):
+                    continue
+                self.found.looked += 1
+                memory = bounds.memory(point)
+                if memory <= self.budget:
+                    fitting.append((bounds.seconds(point), memory, choice))
+                else:
+                    excluded.append((memory, choice, model))
+            for seconds, _, choice in sorted(fitting, key=lambda each: each[:2]):
+                if self._enough(seconds):
+                    break
+                self._predict(choice, model)
+        self.found.small += len(excluded)
+        if not self._best:
+            for _, choice, model in sorted(excluded, key=lambda each: each[0])[:KEEN]:
+                self._predict(choice, model)
+        self.found.layouts = self._ranked()
+        return self.found
+
+    def _enough(self, seconds: float) -> bool:
+        """Whether a layout that takes so long at least is not wanted."""
+        if self.found.predicted >= self.most:
+            return True
+        times = sorted(layout.seconds for layout in self._best.values())
+        return len(times) >= self.keep and seconds > times[self.keep - 1] * SIMPLER
+
+    @cached_property
+    def _bounds(self) -> Mapping[str, Bounds]:
+        return {model.strategies[0]: Bounds(self.machine, model.shapes) for model in self.models}
+
+    def _meshes(self) -> Iterator[tuple[float, Words, MeshShape, Model]]:
+        """(seconds that its layouts take at least, words, mesh, model)."""
+        nodes, devices = self.draft["nodes"], self.draft["devices"]
+        for model in self.models:
+            for words in meshes(self.config, model.strategies, nodes, devices, model.shapes):
+                shape = self._shape(words)
+                if shape is None:
+                    continue
+                whole = replace(shape, pp=1)
+                points = (self._point({**words, **tensor}, whole, model) for tensor in tensors(self.config, shape))
+                least = min(map(self._bounds[model.strategies[0]].seconds, points))
+                yield least / shape.pp, words, shape, model
+
+    def _shape(self, words: Words) -> MeshShape | None:
+        """The mesh of these words; None if a rule refuses it."""
+        config = applied(self.config, words)
+        trial = {**self.draft, "strategy": config.strategy}
+        try:
+            trial |= mesh.degrees(config, self.cluster, trial)
+            trial |= pipeline.shape(config, self.cluster, trial)
+        except WordsError:
+            return None
+        shape: MeshShape = trial["mesh"]
+        return None if any(model_axes.model(config, self.cluster, trial)) else shape
+
+    def _point(self, words: Words, shape: MeshShape, model: Model) -> Point:
+        """A layout as bounds see it, which no rule has judged."""
+        config, local = self.config, max(1, self.config.batch // shape.data)
+        micro = words.get("microbatch") or config.microbatch or config.objective.get("together")
+        micro = micro or max(1, local // (config.accumulate or 1))
+        data = words["strategy"], words.get("strategy.reduce")
+        order = self._orders(words.get("pipeline.schedule")) if shape.pp > 1 else PipelineShape()
+        options = words.get("remat"), words.get("tensor.sequence"), words.get("tensor.loss")
+        sketch = partial(self._sketch, words, shape, model)
+        return Point(shape, micro, -(-local // micro), order, self._holdings(*data, shape.pp), options, data, sketch)
+
+    @cached_property
+    def _orders(self) -> Callable[..., PipelineShape]:
+        return cache(self._order)
+
+    @cached_property
+    def _holdings(self) -> Callable[..., Holding]:
+        return cache(self._holding)
+
+    def _order(self, schedule: str | None) -> PipelineShape:
+        config = applied(self.config, {"pipeline.schedule": schedule} if schedule else {})
+        order: PipelineShape = pipeline.shape(config, self.cluster, {"mesh": MeshShape(pp=2)})["pipeline"]
+        return order
+
+    def _holding(self, strategy: str, reduce: str | None, pp: int) -> Holding:
+        words = {"strategy": strategy, **({"strategy.reduce": reduce} if reduce else {})}
+        return holding_of(self._sketch(words, MeshShape(pp=pp), self.models[0]))
+
+    def _sketch(self, words: Words, shape: MeshShape, model: Model) -> Plan:
+        config = applied(self.config, {key: words[key] for key in words if key.partition(".")[0] in SKETCHED})
+        return replace(model.plan, mesh=shape, strategy=config.strategy, remat=config.remat, tensor=vars(config.tensor))
+
+    def _predict(self, words: Words, model: Model) -> None:
+        self.found.predicted += 1
+        layout = self._layout(words, model)
+        if layout is None:
+            return
+        if layout.prediction.fits:
+            before = self._best.get(layout.kind)
+            if before is None or _order(layout) < _order(before):
+                self._best[layout.kind] = layout
+        else:
+            self.found.small += 1
+            if self.found.least is None or layout.peak < self.found.least.peak:
+                self.found.least = layout
+
+    def _layout(self, words: Words, model: Model) -> Layout | None:
+        """The layout of these words; None if a rule refuses it."""
+        config = applied(self.config, words)
+        trial = {**self.draft, "strategy": dict(config.strategy), "remat": config.remat, "why": {}}
+        try:
+            for rule in RULES:
+                trial |= rule(config, self.cluster, trial)
+        except WordsError:
+            return None
+        if any(model_axes.model(config, self.cluster, trial)):
+            return None
+        plan = replace(model.plan, **{name: trial[name] for name in DECIDED})
+        return Layout(words, plan, predict(plan, model.shapes))
+
+    def _ranked(self) -> list[Layout]:
+        """The best first: the fastest, or of those that are as good a simpler one."""
+        layouts = sorted(self._best.values(), key=_order)
+        if not layouts:
+            return []
+        good = [layout for layout in layouts if layout.seconds <= layouts[0].seconds * SIMPLER]
+        first = min(good, key=lambda layout: (layout.split, *_order(layout)))
+        return [first, *(layout for layout in layouts if layout is not first)]
+
+
+def _order(layout: Layout) -> tuple[float, int]:
+    """Sort key: seconds, in steps of ALIKE, then memory."""
+    return round(math.log(layout.seconds) / math.log(ALIKE)), layout.peak

@@ -9,6 +9,7 @@ import yaml
 
 from dtrain.build import build, refuse_given
 from dtrain.config.facts import fact
+from dtrain.config.moved import current
 from dtrain.config.schema import default
 from dtrain.config.structure import fault
 from dtrain.config.word import cut
@@ -170,7 +171,7 @@ def described(out: str) -> dict[str, Any] | None:
         wrong = "it is not YAML"
     if wrong:
         raise StoreError.during("read", url, f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
-    return dict(there)
+    return dict(current(there))
 
 
 def _run_of(source: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from dtrain.config.files import folder
+from dtrain.config.moved import current
 from dtrain.config.schema import GROUPS, Config, Schema, of_scope
 from dtrain.config.trust import MADE_OF
 from dtrain.config.word import Word, text
@@ -198,8 +199,10 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
     if not KEY.fullmatch(key):
         problems.append(f"{place}:{node.line}: {key!r:.60} belongs in a defaults list.")
         return
+    name = key.rpartition(".")[2]
+    value = current({name: node.plain()})[name]
     as_written = INTEGER.fullmatch(node.raw) or FLOAT.fullmatch(node.raw)
-    yield Word(key, node.plain(), node.raw if as_written else text(node.plain()), f"{place}:{node.line}")
+    yield Word(key, value, node.raw if as_written else text(value), f"{place}:{node.line}")
 
 
 def _private(key: str, node: Node) -> Iterable[str]:

@@ -2,6 +2,8 @@
 bounds (dtrain.predict.bounds) leave a chance are predicted.
 """
 
+import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +28,8 @@ ALIKE = 1.005
 RULES = mesh.degrees, pipeline.shape, batch.arithmetic, reduction.reduced, model_axes.options
 DECIDED = "nodes", "devices", "strategy", "mesh", "pipeline", "batch", "remat", "tensor", "context"
 SKETCHED = "strategy", "remat", "tensor"
-KEEN = 40
-"""Layouts that are predicted if none fits, to find the one that needs the least memory."""
+KEEN = 100
+"""Layouts that are predicted of those that need the least memory, where no fast one fits."""
 MOST = 150
 """Layouts that are predicted until the search ends with what it has, of 1 to 20 ms each."""
 
@@ -101,33 +103,49 @@ class Search:
     most: int = MOST
     found: Found = field(default_factory=Found)
     _best: dict[tuple[Any, ...], Layout] = field(default_factory=dict)
+    _number: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self) -> Found:
-        excluded = list[tuple[float, Words, Model]]()
-        for least, words, shape, model in sorted(self._meshes(), key=lambda each: each[0]):
-            if self._enough(least):
+        """Look at layouts in the order of the time that they take at least."""
+        queue = [(least, 0.0, next(self._number), words, shape, model) for least, words, shape, model in self._meshes()]
+        heapq.heapify(queue)
+        while queue:
+            seconds, memory, _, words, shape, model = heapq.heappop(queue)
+            if self._enough(seconds):
                 break
-            bounds, fitting = self._bounds[model.strategies[0]], list[tuple[float, float, Words]]()
-            for choice in details(self.config, words, shape, model.shapes.listed):
-                point = self._point(choice, shape, model)
-                if shape.pp > 1 and pipeline.check_microbatches(point.order, point.accumulate, shape.pp):
-                    continue
-                self.found.looked += 1
-                memory = bounds.memory(point)
-                if memory <= self.budget:
-                    fitting.append((bounds.seconds(point), memory, choice))
+            if memory:
+                self._predict(words, model)
+                continue
+            for least, needed, choice in self._choices(words, shape, model):
+                if needed <= self.budget:
+                    heapq.heappush(queue, (least, needed, next(self._number), choice, shape, model))
                 else:
-                    excluded.append((memory, choice, model))
-            for seconds, _, choice in sorted(fitting, key=lambda each: each[:2]):
-                if self._enough(seconds):
-                    break
-                self._predict(choice, model)
-        self.found.small += len(excluded)
+                    self.found.small += 1
         if not self._best:
-            for _, choice, model in sorted(excluded, key=lambda each: each[0])[:KEEN]:
-                self._predict(choice, model)
+            self._smallest()
         self.found.layouts = self._ranked()
         return self.found
+
+    def _choices(self, words: Words, shape: MeshShape, model: Model) -> Iterator[tuple[float, float, Words]]:
+        """(seconds and bytes that it takes at least, words) of each layout of a mesh."""
+        bounds = self._bounds[model.strategies[0]]
+        for choice in details(self.config, words, shape, model.shapes.listed):
+            point = self._point(choice, shape, model)
+            if shape.pp == 1 or not pipeline.check_microbatches(point.order, point.accumulate, shape.pp):
+                self.found.looked += 1
+                yield bounds.seconds(point), bounds.memory(point), choice
+
+    def _smallest(self) -> None:
+        """Predict the layouts that need the least memory, up to the first that fits."""
+        every = (
+            (needed, choice, model)
+            for _, words, shape, model in self._meshes()
+            for _, needed, choice in self._choices(words, shape, model)
+        )
+        for _, choice, model in heapq.nsmallest(KEEN, every, key=lambda each: each[0]):
+            self._predict(choice, model)
+            if self._best:
+                break
 
     def _enough(self, seconds: float) -> bool:
         """Whether a layout that takes so long at least is not wanted."""
@@ -170,11 +188,12 @@ class Search:
         config, local = self.config, max(1, self.config.batch // shape.data)
         micro = words.get("microbatch") or config.microbatch or config.objective.get("together")
         micro = micro or max(1, local // (config.accumulate or 1))
-        data = words["strategy"], words.get("strategy.reduce")
+        holding = self._holdings(words["strategy"], words.get("strategy.reduce"), shape.pp)
+        data = (holding.frees, holding.cpu) if holding.shards else (words["strategy"],)
         order = self._orders(words.get("pipeline.schedule")) if shape.pp > 1 else PipelineShape()
         options = words.get("remat"), words.get("tensor.sequence"), words.get("tensor.loss")
         sketch = partial(self._sketch, words, shape, model)
-        return Point(shape, micro, -(-local // micro), order, self._holdings(*data, shape.pp), options, data, sketch)
+        return Point(shape, micro, -(-local // micro), order, holding, options, data, sketch)
 
     @cached_property
     def _orders(self) -> Callable[..., PipelineShape]:

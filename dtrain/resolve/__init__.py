@@ -43,6 +43,8 @@ from dtrain.resolve import (
     values,
 )
 from dtrain.resolve.deciding import deciding
+from dtrain.resolve.search import Found
+from dtrain.resolve.space import applied
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any] | Iterable[str]]
@@ -150,6 +152,35 @@ def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
     except Undecided:
         pass
     return ()
+
+
+@deciding()
+def best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Found:
+    """The `keep` best kinds of layouts of what the words leave open, each judged by every rule. Raises WordsError as
+    `resolve`, or if the model's size cannot be known.
+    """
+    first = resolve(config, cluster, trace)
+    config, cluster = own.stated(config), machine.named(config, cluster)
+    config, cluster = ranks.placed(mixture.composed(config)[0], cluster)
+    config = replace(config, nodes=first.nodes)
+    draft = Draft(why={}, elastic="")
+    _follow(PLACE, config, cluster, draft)
+    found = auto.searched(config, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace, keep)
+    if found is None:
+        raise WordsError(
+            "what this model holds and computes is not known here, so no layout can be predicted. Type dtrain plan "
+            "<the same words>: it says why."
+        )
+    found.layouts = [layout for layout in found.layouts if _runs(applied(config, layout.words), cluster)][:keep]
+    return found
+
+
+def _runs(config: Config, cluster: Cluster) -> bool:
+    try:
+        _resolve(config, cluster)
+    except WordsError:
+        return False
+    return True
 
 
 def _plan_on(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | None) -> Plan:

@@ -77,8 +77,10 @@ def _models(
 ) -> Iterator[Model]:
     """The model as strategies hold it that copy it, and as those do that shard it, whose types differ."""
     alone = "single" if draft["nodes"] * draft["devices"] == 1 else ""
-    parts = {word: part for word, part in config.options["strategy"].items() if about(part).get("try")}
-    strategies = [alone] if alone else sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word]))
+    asked = config.choices["strategy"]
+    parts = {word: part for word, part in config.options.get("strategy", {}).items() if about(part).get("try")}
+    strategies = sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word])) if asked == "auto" else [asked]
+    strategies = [alone] if alone and asked == "auto" else strategies
     for holds in ("copies", "shards"):
         alike = [word for word in strategies if fact(part_of(config, "strategy", word), "holds") == holds]
         try:

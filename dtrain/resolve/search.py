@@ -4,7 +4,6 @@ bounds (dtrain.predict.bounds) leave a chance are predicted.
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -23,7 +22,7 @@ from dtrain.resolve.space import Words, applied, details, meshes, tensors
 
 SIMPLER = 1.03
 """A layout that splits the model less is better if its step takes at most this much longer."""
-ALIKE = 1.005
+ALIKE = 1.01
 """Steps whose seconds differ less take the same time: the layout that needs less memory is better."""
 RULES = mesh.degrees, pipeline.shape, batch.arithmetic, reduction.reduced, model_axes.options
 DECIDED = "nodes", "devices", "strategy", "mesh", "pipeline", "batch", "remat", "tensor", "context"
@@ -223,7 +222,7 @@ class Search:
             return
         if layout.prediction.fits:
             before = self._best.get(layout.kind)
-            if before is None or _order(layout) < _order(before):
+            if before is None or _better(layout, before):
                 self._best[layout.kind] = layout
         else:
             self.found.small += 1
@@ -245,15 +244,25 @@ class Search:
         return Layout(words, plan, predict(plan, model.shapes))
 
     def _ranked(self) -> list[Layout]:
-        """The best first: the fastest, or of those that are as good a simpler one."""
+        """The best first, then by time: of the layouts that take little longer than the fastest, those that split the
+        model least, and of these, if they are as fast, the one that needs the least memory.
+        """
         layouts = sorted(self._best.values(), key=_order)
         if not layouts:
             return []
         good = [layout for layout in layouts if layout.seconds <= layouts[0].seconds * SIMPLER]
-        first = min(good, key=lambda layout: (layout.split, *_order(layout)))
+        simple = [layout for layout in good if layout.split == min(each.split for each in good)]
+        alike = [layout for layout in simple if layout.seconds <= simple[0].seconds * ALIKE]
+        first = min(alike, key=lambda layout: layout.peak)
         return [first, *(layout for layout in layouts if layout is not first)]
 
 
+def _better(one: Layout, other: Layout) -> bool:
+    """Whether one of two layouts of a kind is faster, or as fast and needs less memory."""
+    if max(one.seconds, other.seconds) <= ALIKE * min(one.seconds, other.seconds):
+        return _order(one)[::-1] < _order(other)[::-1]
+    return one.seconds < other.seconds
+
+
 def _order(layout: Layout) -> tuple[float, int]:
-    """Sort key: seconds, in steps of ALIKE, then memory."""
-    return round(math.log(layout.seconds) / math.log(ALIKE)), layout.peak
+    return layout.seconds, layout.peak

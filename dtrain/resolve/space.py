@@ -46,7 +46,9 @@ def applied(config: Config, words: Words) -> Config:
 
 
 def part_of(config: Config, group: str, word: str) -> Part:
-    """The arguments of a word."""
+    """The arguments of a word, as they are typed if it is the chosen one."""
+    if config.choices[group] == word:
+        return dict(getattr(config, group))
     return config.options.get(group, {}).get(word) or files.node(group, word)
 
 

@@ -52,7 +52,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 BEHIND = {
-    "plan": ("json", "why"),
+    "plan": ("best", "json", "why"),
     "doctor": ("json",),
     "checkpoint": (
         "ls",

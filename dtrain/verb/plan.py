@@ -4,6 +4,7 @@ dtrain plan strategy=fsdp nodes=2 devices=2                       here
 dtrain plan cluster=h100x8 nodes=16 strategy=fsdp batch=256       on other machines
 dtrain plan json strategy=fsdp devices=2                          the same for tools
 dtrain plan why optim mesh strategy=fsdp devices=2                who set each value, and what it overrode
+dtrain plan best cluster=h100x8 nodes=16 batch=256                the fastest layouts of all that words leave open
 """
 
 import json
@@ -23,10 +24,12 @@ from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
 from dtrain.tracing import shapes_of
-from dtrain.verb import why
+from dtrain.verb import best, why
 
 
 def run(words: Sequence[str]) -> int:
+    if words[:1] == ["best"]:
+        return best.run(words[1:])
     if words[:1] == ["why"] or "--why" in words:
         return why.run([word for word in words if word not in ("why", "--why")])
     for_tools = list(words[:1]) == ["json"]

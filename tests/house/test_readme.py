@@ -144,6 +144,7 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
+    "plan.md": {"python -m dtrain plan best": "tests/verb/test_best.py"},
     "chat.md": {
         "pip install 'dtrain[hf,text,parquet]'": "test_the_commands_of_conversations_run",
         "python -m dtrain generate": "the same",

@@ -31,7 +31,7 @@ def test_one_process_on_a_laptop() -> None:
 def test_one_process_per_gpu() -> None:
     decided = plan(on=GPUS)
     assert (decided.world, decided.device, decided.threads) == (4, "cuda", 2)
-    assert [word(part) for part in (decided.launcher, decided.backend, decided.strategy)] == ["local", "nccl", "zero1"]
+    assert [word(part) for part in (decided.launcher, decided.backend, decided.strategy)] == ["local", "nccl", "fsdp"]
     assert decided.why["devices"] == "4 (auto: one per GPU)"
 
 

@@ -1,0 +1,73 @@
+"""`dtrain plan best`: the fastest layouts that fit, of all that the words leave open."""
+
+import json
+
+import pytest
+from small import composed
+
+from dtrain.cluster import detect
+from dtrain.errors import WordsError
+from dtrain.predict.prediction import predict
+from dtrain.resolve import resolve
+from dtrain.tracing import shapes_of
+from dtrain.verb import plan
+
+B8 = ("cluster=h100x8", "nodes=2", "data=synthetic", "data.sequence=8192", "model.layers=32", "model.width=4096", "model.heads=32", "batch=64")  # fmt: skip
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert plan.run(["best", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    assert plan.run(["best", "json", *words]) == 0
+    layouts: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return layouts
+
+
+def test_each_layout_is_what_its_words_are_predicted_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = found(capsys, *B8)
+    assert len(layouts) == 10
+    for layout in layouts:
+        typed = resolve(composed(*B8, *layout["words"]), detect())  # type: ignore[misc]
+        prediction = predict(typed, shapes_of(typed)).to_dict()
+        assert prediction["time"] == layout["time"] and prediction["memory"]["peak"] == layout["memory"]["peak"]  # type: ignore[index]
+        assert prediction["fits"]
+
+
+def test_auto_takes_the_first_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = found(capsys, *B8)[0]["words"]
+    assert " ".join(words) in resolve(composed(*B8), detect()).why["strategy"]  # type: ignore[arg-type]
+
+
+def test_what_is_said_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    for layout in found(capsys, *B8, "strategy=fsdp", "strategy.offload=cpu", "mesh.tp=2", "remat=selective"):
+        keys = {word.partition("=")[0]: word for word in layout["words"]}  # type: ignore[attr-defined]
+        assert keys["strategy"] == "strategy=fsdp"
+        assert not {"mesh.tp", "remat", "strategy.offload"} & set(keys)
+
+
+def test_the_table_has_a_row_for_each_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    counted, heads, *table = rows(capsys, *B8)
+    assert "layouts looked at" in counted
+    assert heads.split()[:2] == ["a", "step"]
+    assert sum("strategy=" in row for row in table) == 10
+    assert max(map(len, [counted, heads, *table])) <= 100
+
+
+def test_where_none_fits_the_one_that_needs_the_least_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=200")
+    assert sentence.startswith("none fits. The least memory has strategy=")
+
+
+def test_a_strategy_of_ones_own_is_one_layout() -> None:
+    with pytest.raises(WordsError, match="Leave strategy out"):
+        plan.run(["best", "strategy._target_=mine.Mine", "trust=[mine]", "data=synthetic"])
+
+
+def test_a_model_whose_size_is_not_known_is_not_searched() -> None:
+    with pytest.raises(WordsError):
+        plan.run(
+            ["best", "model._target_=mine.Model", "trust=[mine]", "data=synthetic", "objective=regression", "devices=2"]
+        )

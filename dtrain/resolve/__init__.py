@@ -6,6 +6,7 @@ sentence for each problem. A rule that reads a field whose own rule failed is sk
 once, without its consequences.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -171,13 +172,15 @@ def best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Foun
             "what this model holds and computes is not known here, so no layout can be predicted. Type dtrain plan "
             "<the same words>: it says why."
         )
-    found.layouts = [layout for layout in found.layouts if _runs(applied(config, layout.words), cluster)][:keep]
+    runs = (layout for layout in found.layouts if _runs(applied(config, layout.words), cluster, trace))
+    found.layouts = [*itertools.islice(runs, keep)]
     return found
 
 
-def _runs(config: Config, cluster: Cluster) -> bool:
+def _runs(config: Config, cluster: Cluster, trace: auto.Trace) -> bool:
+    """Whether every rule, and the model itself, takes these words."""
     try:
-        _resolve(config, cluster)
+        trace(_resolve(config, cluster))
     except WordsError:
         return False
     return True

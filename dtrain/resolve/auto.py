@@ -111,7 +111,7 @@ def _decided(found: Found | None, ranks: int) -> tuple[Words, str]:
     simplest = {"strategy": "single" if ranks == 1 else "ddp"}
     alone = "one rank" if ranks == 1 else f"{ranks} ranks"
     if found is None:
-        unknown = "the model's size is not known before it is built; dtrain plan builds it and shows what fits"
+        unknown = "the model's size is not known before it is built; dtrain plan best builds it and finds what fits"
         return simplest, f"{alone}, and {unknown}" if ranks > 1 else alone
     best = found.layouts[0] if found.layouts else found.least
     if not best:  # other words are wrong, which later rules report

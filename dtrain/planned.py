@@ -286,7 +286,7 @@ def _plain(node: Any, *, facts: bool = True) -> Any:
 
 def without_facts(value: Any) -> Any:
     """An argument of a part, of which nested parts keep their arguments alone."""
-    return _plain(value, facts=False) if isinstance(value, Mapping) else value
+    return _plain(value, facts=False)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

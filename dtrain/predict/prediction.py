@@ -10,7 +10,7 @@ from dtrain.cluster import Machine
 from dtrain.planned import Plan
 from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory, memory
-from dtrain.predict.schedule import first_rounds, in_flight, timeline
+from dtrain.predict.schedule import bubble, first_rounds, in_flight
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import saved
 from dtrain.predict.time import Time, time
@@ -25,7 +25,7 @@ LIBRARIES = 0.37 * 2**30
 @dataclass(frozen=True)
 class Prediction:
     """`budget`: bytes that a rank may use. `calls` are the collectives of pipeline rank `rank`; `bubble`: fraction of
-    the schedule that a rank is idle; `in_flight`: microbatches in flight per stage. `machine` and `time` are None if
+    a step that a pipeline rank is idle; `in_flight`: microbatches in flight per stage. `machine` and `time` are None if
     too little is known.
     """
 
@@ -73,11 +73,10 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
     calls = of_pipeline_ranks(plan, shapes)
     rank = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in calls[rank]))
     pp, count = plan.mesh.pp, plan.batch.accumulate
-    few = first_rounds(count, pp)
     return Prediction(
         shapes, predicted, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls[rank],
-        timeline(plan.pipeline, pp, few, None, 0.0, recomputed(plan, shapes.listed)).bubble if pp > 1 else 0.0,
-        in_flight(plan.pipeline, pp, few) if pp > 1 else (),
+        bubble(plan.pipeline, pp, count, recomputed(plan, shapes.listed)),
+        in_flight(plan.pipeline, pp, first_rounds(count, pp)) if pp > 1 else (),
         machine, time(plan, shapes, predicted, machine, calls) if machine else None,
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
 def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     memory = prediction.memory
     where = f", {memory.stage}" if memory.stage else ""
-    budget = f" (of {_available(prediction)})" if prediction.budget < float("inf") else ""
+    budget = f" (of {_available(prediction)}), {_left(prediction)}" if prediction.budget < float("inf") else ""
     verdict = "" if prediction.fits else "  DOES NOT FIT"
     libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
     unknown = "" if memory.known else f"; without activations: {prediction.shapes.unknown}"
@@ -76,6 +76,11 @@ def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
 def _available(prediction: Prediction) -> str:
     """Memory that a rank may use."""
     return size(prediction.budget) if prediction.budget else "0 B that Python and torch leave"
+
+
+def _left(prediction: Prediction) -> str:
+    left = prediction.budget - prediction.memory.peak
+    return f"headroom {size(left)}" if left >= 0 else f"{size(-left)} too much"
 
 
 def _work(prediction: Prediction) -> str:
@@ -114,11 +119,14 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     time = prediction.time
     if time is None:
         return
-    rate = f"{count(time.samples_per_second)} samples/s"
-    if prediction.shapes.tokens > 1:
-        rate = f"{count(time.tokens_per_second)} tokens/s"
+    what, rate = (
+        ("tokens", time.tokens_per_second) if prediction.shapes.tokens > 1 else ("samples", time.samples_per_second)
+    )
+    each = "rank" if plan.device == "cpu" else "GPU"
+    rates = [f"{count(rate)} {what}/s"] + [f"{count(rate / plan.world)} {what}/s/{each}"] * (plan.world > 1)
+    rates += [f"{operations(time.rank_flops)}/s/{each}", f"MFU {time.mfu:.0%}"]
     run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
-    yield "time", f"about {duration(time.seconds)} a step, {rate}, MFU {time.mfu:.0%}; {run}"
+    yield "time", f"about {duration(time.seconds)} a step, {', '.join(rates)}; {run}"
     kind = kind_of(plan, prediction.shapes)
     if kind in BANDS:
         lowest, highest = (duration(time.seconds * part) for part in BANDS[kind])

@@ -152,6 +152,18 @@ def timeline(
     return Timeline(tuple(map(tuple, rows)), max(clock))
 
 
+def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0) -> float:
+    """Idle fraction of a step of so many microbatches, with all stages taken as equal: those after the first rounds add
+    no idle time.
+    """
+    if pp == 1:
+        return 0.0
+    few = first_rounds(microbatches, pp)
+    first = timeline(shape, pp, few, None, 0.0, again)
+    more = (microbatches - few) * shape.stages * (COST["F"] + COST["B"] + again)
+    return first.bubble * first.length / (first.length + more)
+
+
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
     """Maximum number of microbatches in flight in each stage, from their forward to the end of their backward."""
     most = [0] * (pp * shape.stages)

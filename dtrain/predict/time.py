@@ -69,7 +69,7 @@ BLOCKING = ("tp", "ep", "cp")
 @dataclass(frozen=True)
 class Time:
     """Seconds of one step on the slowest rank; `collectives`: exposed communication per axis, `hidden`: overlapped
-    communication, `contention`: the time that it costs.
+    communication, `contention`: the time that it costs; `rank_flops`: useful operations per second of a rank.
     """
 
     products: float
@@ -84,6 +84,7 @@ class Time:
     seconds: float
     samples_per_second: float
     tokens_per_second: float
+    rank_flops: float
     mfu: float
     bubble: float
 
@@ -126,10 +127,10 @@ def time(
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - rank_busy[slowest])
     samples = plan.batch.size / seconds
-    mfu = _useful(plan, shapes) / (seconds * plan.world * _peak(plan, machine))
+    rank_flops = _useful(plan, shapes) / (seconds * plan.world)
     return Time(
         *computing, idle + fixed, waited, hidden, contention(plan, hidden), waits, optimizer, seconds, samples,
-        samples * shapes.tokens, mfu, waits / pipeline,
+        samples * shapes.tokens, rank_flops, rank_flops / _peak(plan, machine), waits / pipeline,
     )  # fmt: skip
 
 

@@ -8,8 +8,10 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 GONE = (errno.EPIPE, errno.EIO)
@@ -20,6 +22,8 @@ writing direction, lone surrogates.
 """
 OURS = re.compile(r"^(?=(?:dtrain|note|warning):)", re.MULTILINE)
 """The prefixes of our own messages."""
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTP]iB|B|[mu]?s|min|h|days|[MGTPE]?FLOP)\b)")
+"""The space between a number and its unit."""
 PLAIN_WORD, PLACEHOLDER = re.compile(r"[\w@%+=:,./\[\]*-]*"), re.compile(r"<[\w ,./|>=-]*>")
 _full: list[OSError] = []
 
@@ -53,6 +57,35 @@ def table(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.
     cells = [[*map(on_one_line, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in cells)
+
+
+def width() -> int:
+    """Columns of the screen: of a terminal what it has, from 60 to 160; 100 of a pipe."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
+
+
+def rows(pairs: Iterable[tuple[str, str]]) -> str:
+    """Rows of a name and a text, which wraps below itself."""
+    return "\n".join(wrapped(f"{name:<11} ", text, width()) for name, text in pairs)
+
+
+def wrapped(begin: str, text: str, columns: int) -> str:
+    """`text` after `begin`, on lines of at most `columns` that all start below its first letter. What two spaces part
+    is kept whole where that fits, and numbers stay with their units; a text of several lines is left as it is.
+    """
+    room = max(columns - len(begin), 20)
+    if len(text) <= room or "\n" in text:
+        return begin + text
+    lines = [""]
+    for phrase in UNIT.sub("\xa0", text).split("  "):
+        longer = f"{lines[-1]}  {phrase}" if lines[-1] else phrase
+        if len(longer) <= room:
+            lines[-1] = longer
+        elif len(phrase) <= room:
+            lines.append(phrase)
+        else:
+            lines[-1:] = textwrap.wrap(longer, room, break_on_hyphens=False)
+    return begin + f"\n{' ' * len(begin)}".join(lines).replace("\xa0", " ")
 
 
 def typed(word: str) -> str:

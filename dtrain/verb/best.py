@@ -5,9 +5,7 @@ dtrain plan best json <words>                                                   
 """
 
 import json
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from dtrain.cluster import detect
 from dtrain.compose import compose
@@ -20,9 +18,6 @@ from dtrain.secrets import screen
 from dtrain.tracing import shapes_of
 
 MOST = 10
-WIDTH = 100
-"""Columns of a screen."""
-WHOLE_WORDS: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 HEADS = ("a step", "tokens/s/GPU", "MFU", "peak", "headroom", "words")
 
 
@@ -65,7 +60,7 @@ def _table(layouts: Iterable[Layout]) -> Iterable[str]:
     widths = [max(len(row[index]) for row in rows) for index in range(len(HEADS) - 1)]
     for row in rows:
         figures = "  ".join(text.rjust(width) for text, width in zip(row[:-1], widths, strict=True))
-        yield textwrap.fill(f"{figures}  {row[-1]}", WIDTH, subsequent_indent=" " * (len(figures) + 2), **WHOLE_WORDS)
+        yield screen.wrapped(f"{figures}  ", row[-1], screen.width())
 
 
 def _row(layout: Layout) -> tuple[str, ...]:

@@ -8,14 +8,15 @@ dtrain plan best cluster=h100x8 nodes=16 batch=256                the fastest la
 """
 
 import json
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
-from dtrain.config.facts import fact
+from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
+from dtrain.config.word import spelling
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import formulas, reference, report
 from dtrain.predict.advice import advise
@@ -25,6 +26,9 @@ from dtrain.resolve import resolve
 from dtrain.secrets import screen
 from dtrain.tracing import shapes_of
 from dtrain.verb import best, why
+
+NO_ARGUMENTS = "_target_", "_about_"
+"""Keys of a part."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -53,9 +57,9 @@ def run(words: Sequence[str]) -> int:
         )
         return 0
     missing = [("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)]
-    screen.say(show(plan), _table([*report.rows(plan, prediction, width=_width()), *missing]))
+    screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing]))
     if not prediction.fits:
-        screen.say(_table(report.advice(changes, plan)))
+        screen.say(screen.rows(report.advice(changes, plan)))
     return 0
 
 
@@ -67,7 +71,7 @@ def say_left_out(config: Config) -> None:
 
 def explained(plan: Plan) -> str:
     """The plan with its predicted cost, as text."""
-    return f"{show(plan)}\n{_table(report.rows(plan, predict(plan, shapes_of(plan)), width=_width()))}"
+    return f"{show(plan)}\n{screen.rows(report.rows(plan, predict(plan, shapes_of(plan)), width=screen.width()))}"
 
 
 def before(plan: Plan) -> str:
@@ -77,19 +81,10 @@ def before(plan: Plan) -> str:
     shapes = None if reference.is_teacher(plan) else formulas.shapes(plan)
     if shapes is None:
         kinds = "an adapter, frozen parameters, a teacher or a model of your own"
-        return _table([("memory", f"not predicted for {kinds}: dtrain plan does it")])
+        return screen.rows([("memory", f"not predicted for {kinds}: dtrain plan does it")])
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)
-    return _table([*report.short(plan, prediction), *warning])
-
-
-def _width() -> int:
-    """Width of the drawings: that of the terminal, within limits."""
-    return min(max(shutil.get_terminal_size((110, 24)).columns, 60), 160)
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:<11} {text}" for name, text in rows)
+    return screen.rows([*report.short(plan, prediction), *warning])
 
 
 def show(plan: Plan) -> str:
@@ -113,7 +108,7 @@ def show(plan: Plan) -> str:
         ("out", screen.on_one_line(plan.out)),
         ("digest", plan.digest),
     ]
-    return _table(rows)
+    return screen.rows(rows)
 
 
 def _forwards(batch: BatchShape) -> str:
@@ -149,7 +144,8 @@ def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "pipeline", f"{stages}, {plan.batch.accumulate} microbatches"
     for axis, name in (("tp", "tensor"), ("cp", "context")):
         if getattr(plan.mesh, axis) > 1:
-            yield name, "  ".join(f"{key}={value}" for key, value in getattr(plan, name).items())
+            words = (argument for key, value in getattr(plan, name).items() for argument in _arguments(key, value))
+            yield name, "  ".join(words)
 
 
 def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -157,15 +153,26 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         if group in (*LISTS, "cluster"):
             continue
         part = getattr(plan, group)
-        target = str(part["_target_"])
-        word = target.split(".")[-2] if target.startswith("dtrain.") else target
-        if target == "dtrain.build.given":
+        word = _word(part)
+        if part["_target_"] == "dtrain.build.given":
             word = f"{part['of']}, given by the caller"
-        arguments = " ".join(
-            screen.on_one_line(f"{name}={without_facts(value)}")
-            for name, value in part.items()
-            if name not in ("_target_", "_about_") and value is not None
-        )
-        yield group, screen.on_one_line(plan.why.get(group, word)) + (f"  {arguments}" if arguments else "")
+        arguments = (argument for name in part if name not in NO_ARGUMENTS for argument in _arguments(name, part[name]))
+        yield group, "  ".join(filter(None, [screen.on_one_line(plan.why.get(group, word)), " ".join(arguments)]))
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):
         yield group, screen.on_one_line(plan.why.get(group, ", ".join(parts) or "none"))
+
+
+def _word(part: Part) -> str:
+    target = str(part["_target_"])
+    return target.split(".")[-2] if target.startswith("dtrain.") else target
+
+
+def _arguments(name: str, value: Any) -> Iterator[str]:
+    """An argument as it is typed, of a mapping each of its own: `of.web=text of.web.path=web`. None if it is null."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield screen.on_one_line(f"{name}={_word(value)}")
+        for key in value:
+            yield from _arguments(f"{name}.{key}", value[key]) if key not in NO_ARGUMENTS else ()
+    elif value is not None:
+        yield screen.on_one_line(f"{name}={spelling(without_facts(value))}")

@@ -10,7 +10,7 @@ from dtrain.config import files
 from dtrain.config.facts import about, fact
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
-from dtrain.predict.schedule import Action, actions, in_flight, timeline
+from dtrain.predict.schedule import Action, actions, bubble, in_flight, timeline
 from dtrain.resolve.pipeline import check_microbatches
 
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
@@ -117,6 +117,14 @@ def test_zero_bubble_schedules_wait_less() -> None:
         < bubbles["interleaved_1f1b"]
         < bubbles["1f1b"]
     )
+
+
+@pytest.mark.parametrize("word", SCHEDULES)
+def test_the_bubble_of_many_microbatches_is_that_of_all_of_them(word: str) -> None:
+    for count in (4, 16, 64, 128):
+        assert bubble(shape_of(word), 4, count) == pytest.approx(
+            timeline(shape_of(word), 4, count).bubble, abs=0.005
+        ), count
 
 
 def test_what_waits_for_its_backward() -> None:

@@ -87,6 +87,14 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (3, 1) and "was started in is gone" in done.stderr
 
 
+def test_a_row_wraps_below_its_own_text() -> None:
+    figures, words = "activations 15.6 GiB  gradients 8.46 GiB  optimizer 541 MiB", "a step takes all 28.7 s or more"
+    assert screen.wrapped("", figures, 45) == "activations 15.6 GiB  gradients 8.46 GiB\noptimizer 541 MiB"
+    assert screen.wrapped("time  ", words, 27) == "time  a step takes all\n      28.7 s or more"
+    assert screen.wrapped("out  ", "/" * 44, 25) == f"out  {'/' * 20}\n     {'/' * 20}\n     ////"
+    assert screen.wrapped("job  ", f"{words}\n{words}", 26) == f"job  {words}\n{words}", "a script stays as it is"
+
+
 def test_a_text_of_somebody_else_cannot_imitate_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     screen.complain("the file says:\ndtrain: all is well\nwarning: none")
     assert capsys.readouterr().err == "dtrain: the file says:\n  dtrain: all is well\n  warning: none\n"

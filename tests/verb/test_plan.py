@@ -1,11 +1,13 @@
 """The command, as it is typed."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import COMMAND, Forked
 
 from dtrain.__main__ import main
 
@@ -35,7 +37,79 @@ def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: p
     for name in ("memory", "work", "collectives", "time", "pipeline", "placement"):
         assert f"\n{name} " in output, name
     assert "70.6B parameters" in output
-    assert max(len(line) for line in output.splitlines() if line.startswith(" ")) < 200
+
+
+SYNTHETIC = "data=synthetic"
+B8 = f"{SYNTHETIC} data.sequence=8192 data.vocab=128256 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 model.hidden=14336 precision=bf16 strategy=fsdp batch=64"
+WIDE = (
+    SYNTHETIC, "data=synthetic model=mlp objective=regression", "data=synthetic model=cnn objective=classification data.inputs=[3,16,16]", "data=synthetic devices=2 strategy=ddp optim=muon ema=0.99",
+    f"{B8} cluster=h100x8 nodes=2 microbatch=1 remat=selective", " ".join([*BIG, "nodes=128 batch=2048 microbatch=1 cluster=a100x8 tensor.sequence=split tensor.loss=split"]),
+    f"{' '.join(BIG)} strategy=zero2 mesh.pp=16 pipeline.schedule=1f1b cluster=b200x8 nodes=16 batch=512 microbatch=1", f"{B8} model=moe model.hidden=null cluster=h200x8 nodes=4 mesh.ep=8 microbatch=1",
+    f"{B8} data.sequence=131072 cluster=b200x8 nodes=4 mesh.cp=8 remat=full", f"{B8} cluster=mi300x8 nodes=64 strategy=hsdp batch=1024", f"{B8} cluster=h100x8 nodes=8 strategy=auto batch=512",
+    f"{B8} cluster=l40sx8 strategy=zero3 microbatch=1 remat=full", f"{B8} cluster=a100x8 strategy.offload=cpu microbatch=1", f"{B8} cluster=h100x8 microbatch=8", f"{' '.join(BIG)} strategy=zero3 cluster=a100x8 nodes=4 batch=256 microbatch=8",
+    f"{SYNTHETIC} adapter=lora adapter.targets=[q,k,v,out,gate,up,down] optim.lr_of={{lora:0.1}}", f"{SYNTHETIC} devices=2 strategy=ddp out={'a/folder_with_a_long_name/' * 8}run", f"{SYNTHETIC} cluster=h100x8 nodes=2:4 strategy=fsdp batch=96 out=/shared/run",
+    "objective=next_token data=mixture data.of.web.data=text data.of.web.path=conf/config.yaml data.of.code.data=text data.of.code.path=conf/config.yaml data.weights={web:0.7,code:0.3}",
+)  # fmt: skip
+"""One plan of each kind; another one is of a folder of Hugging Face."""
+
+
+def fits_a_pipe(printed: str) -> None:
+    """No row is wider than 100 columns, nor shows a mapping as Python does, and all begin as they would on one line."""
+    assert max(map(len, printed.splitlines())) <= 100
+    assert not re.search(r"[{}]|None|True|False|_about_", printed)
+    assert all(line[11] == " " for line in printed.splitlines() if not line.startswith("digest"))
+
+
+@pytest.mark.parametrize("words", WIDE)
+def test_a_plan_is_no_wider_than_a_pipe_is_said_to_be(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["plan", *words.split()]) == 0
+    fits_a_pipe(capsys.readouterr().out)
+
+
+def test_a_plan_of_a_model_of_transformers_is_no_wider(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 259,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes})
+    )
+    words = [
+        f"model.name={tmp_path}",
+        "model.weights=random",
+        "data=text",
+        f"data.path={tmp_path}/config.json",
+        "devices=2",
+        "strategy=fsdp",
+    ]
+    with Forked([*COMMAND, "plan", "model=hf", *words], stdout=subprocess.PIPE, text=True) as command:
+        printed, _ = command.communicate(timeout=300)
+    assert command.returncode == 0
+    fits_a_pipe(printed)
+
+
+def test_parts_of_parts_are_shown_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *WIDE[-1].split(), "optim.betas=[0.8,0.9]"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of.code=text of.code.path=conf/config.yaml" in shown and "weights.web=0.7 weights.code=0.3" in shown
+    assert "betas=[0.8,0.9]" in shown
+
+
+def test_speed_and_room_of_a_gpu_stand_there(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*BIG, "nodes=128", "batch=2048", "microbatch=1"]
+    assert main(["plan", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "json", *words]) == 0
+    prediction = json.loads(capsys.readouterr().out)["prediction"]
+    time, left = prediction["time"], prediction["budget"] - prediction["memory"]["peak"]
+    assert f"{time['tokens_per_second'] / 1024:.3g} tokens/s/GPU, {time['mfu'] * 989.4:.0f} TFLOP/s/GPU" in shown
+    assert f"headroom {left / 2**30:.3g} GiB" in shown
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -94,6 +168,7 @@ def test_what_does_not_fit_is_said_with_what_would(capsys: pytest.CaptureFixture
     output = capsys.readouterr().out
     assert "DOES NOT FIT" in output
     assert 1 <= output.count("\ntry ") <= 3
+    assert re.search(r"\(of 75.7 GiB\), \d+ GiB too much", output)
 
 
 def test_predictions_need_no_torch() -> None:
@@ -111,7 +186,7 @@ def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
     small = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
     tiny = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 10))
     assert "warning" not in before(small)
-    assert before(tiny).splitlines()[-1].startswith("warning ")
+    assert "\nwarning " in before(tiny)
 
 
 def test_a_plan_says_before_it_runs_code_of_others(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from dtrain.planned import Plan
-from dtrain.predict import picture, reference
+from dtrain.predict import padding, picture, reference
 from dtrain.predict.advice import Change
 from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
@@ -21,6 +21,7 @@ def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Ro
     if prediction.shapes.blocks:
         yield from _memory(plan, prediction)
         yield from _named("reference", filter(None, [reference.sentence(plan)]))
+        yield from _named("padding", filter(None, [padding.sentence(plan, prediction.shapes)]))
         yield "work", _work(prediction)
         yield from _named("collectives", _collectives(plan, prediction))
         yield from _time(plan, prediction)

@@ -2,7 +2,7 @@
 
 VERBS = {
     "train": "run it (the default, so it may be left out); -m for a sweep",
-    "plan": "show what would happen, without running it",
+    "plan": "show what would happen, without running it; best: the fastest layouts, -m: the jobs of a sweep",
     "evaluate": "compute the held-out loss of a run's newest checkpoint",
     "predict": "write the answers of a run's newest checkpoint to rows, in their order",
     "generate": "generate text with a run's newest checkpoint",

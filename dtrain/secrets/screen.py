@@ -69,6 +69,13 @@ def rows(pairs: Iterable[tuple[str, str]]) -> str:
     return "\n".join(wrapped(f"{name:<11} ", text, width()) for name, text in pairs)
 
 
+def figures(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as columns of figures, aligned at the right, and a last one of text, which wraps below itself."""
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    columns = ("  ".join(map(str.rjust, row[:-1], widths)) for row in rows)
+    return "\n".join(wrapped(f"{each}  ", row[-1], width()) for each, row in zip(columns, rows, strict=True))
+
+
 def wrapped(begin: str, text: str, columns: int) -> str:
     """`text` after `begin`, on lines of at most `columns` that all start below its first letter. What two spaces part
     is kept whole where that fits, and numbers stay with their units; a text of several lines is left as it is.

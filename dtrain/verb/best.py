@@ -5,7 +5,7 @@ dtrain plan best json <words>                                                   
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dtrain.cluster import detect
 from dtrain.compose import compose
@@ -33,7 +33,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     screen.say(_counted(found))
     if found.layouts:
-        screen.say("\n".join(_table(found.layouts)))
+        screen.say(screen.figures([HEADS, *map(_row, found.layouts)]))
     elif found.least:
         least = found.least
         screen.say(
@@ -52,15 +52,6 @@ def _counted(found: Found) -> str:
 
 def _facts(layout: Layout) -> dict[str, object]:
     return {"words": [f"{key}={value}" for key, value in layout.words.items()], **layout.prediction.to_dict()}
-
-
-def _table(layouts: Iterable[Layout]) -> Iterable[str]:
-    """Rows of equal columns; the words of a layout are in the last one, over lines of their own if they are many."""
-    rows = [HEADS, *(_row(layout) for layout in layouts)]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(HEADS) - 1)]
-    for row in rows:
-        figures = "  ".join(text.rjust(width) for text, width in zip(row[:-1], widths, strict=True))
-        yield screen.wrapped(f"{figures}  ", row[-1], screen.width())
 
 
 def _row(layout: Layout) -> tuple[str, ...]:

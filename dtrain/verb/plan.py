@@ -5,6 +5,7 @@ dtrain plan cluster=h100x8 nodes=16 strategy=fsdp batch=256       on other machi
 dtrain plan json strategy=fsdp devices=2                          the same for tools
 dtrain plan why optim mesh strategy=fsdp devices=2                who set each value, and what it overrode
 dtrain plan best cluster=h100x8 nodes=16 batch=256                the fastest layouts of all that words leave open
+dtrain plan -m cluster=h100x8 nodes=8,16 batch=256               the jobs of a sweep, with their predictions
 """
 
 import json
@@ -17,6 +18,7 @@ from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import spelling
+from dtrain.errors import WordsError
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import formulas, reference, report
 from dtrain.predict.advice import advise
@@ -32,6 +34,8 @@ NO_ARGUMENTS = "_target_", "_about_"
 
 
 def run(words: Sequence[str]) -> int:
+    if {"-m", "--multirun"} & set(words):
+        return _sweep([word for word in words if word not in ("-m", "--multirun")])
     if words[:1] == ["best"]:
         return best.run(words[1:])
     if words[:1] == ["why"] or "--why" in words:
@@ -61,6 +65,15 @@ def run(words: Sequence[str]) -> int:
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
     return 0
+
+
+def _sweep(words: Sequence[str]) -> int:
+    from dtrain.verb import plan_sweep
+
+    for act in {"best", "why"} & set(words[:1]) or {"--why"} & set(words):
+        raise WordsError(f"plan -m: {act} is about one run. Leave it or -m out.")
+    for_tools = words[:1] == ["json"]
+    return plan_sweep.run(words[for_tools:], for_tools=for_tools)
 
 
 def say_left_out(config: Config) -> None:

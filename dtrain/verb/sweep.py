@@ -87,7 +87,7 @@ def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
         judged = list[jobs.Judged | WordsError]()
         for each in requests:
             try:
-                judged.append(jobs.judged(each, detect(), _decide))
+                judged.append(jobs.judged(each, detect(), decided_for_slot))
             except WordsError as error:
                 screen.complain(str(error))
                 judged.append(error)
@@ -174,7 +174,7 @@ def _take_part(
     cluster = replace(cluster, external=None)  # each process of an outer launcher is a worker of its own
     if begin and not (hydras.launcher or nodes) and store.is_local(root) and folder.read(root) is None:
         zygote.begin()  # it loads torch while the jobs are judged
-    judged = [jobs.judged(request, cluster, _decide) for request in requests]
+    judged = [jobs.judged(request, cluster, decided_for_slot) for request in requests]
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
     requires.check(config, cluster)
     leader = crew(judged[0], requests[0], hydras, nodes)
@@ -218,7 +218,7 @@ def _take_part(
     return _exit_code(bool(engine.failed) or (bool(leader) and engine.is_something_left()))
 
 
-def _decide(config: Config, cluster: Cluster) -> Plan:
+def decided_for_slot(config: Config, cluster: Cluster) -> Plan:
     """As for a run; a job runs where its worker does."""
     plan = decide(config, cluster)
     if fact(plan.launcher, "where") == "elsewhere":
@@ -256,7 +256,7 @@ def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) 
     sweep = judged.config.sweep
     return Engine(
         root,
-        lambda job, slot: jobs.decided(job, root, judged, _decide, slot),
+        lambda job, slot: jobs.decided(job, root, judged, decided_for_slot, slot),
         judged.slots,
         sweep.retries,
         sweep.fail == "stop",

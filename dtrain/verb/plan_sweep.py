@@ -1,0 +1,57 @@
+"""`dtrain plan -m <words>`: the jobs of a sweep with their predictions, none of which is run.
+
+dtrain plan -m cluster=h100x8 nodes=2,4,8 strategy=fsdp,hsdp batch=256     a row for each of the six jobs
+dtrain plan json -m <words>                                                the same for tools
+"""
+
+import json
+from collections.abc import Sequence
+
+from dtrain.cluster import detect
+from dtrain.errors import WordsError
+from dtrain.planned import Plan
+from dtrain.predict import report
+from dtrain.predict.prediction import Prediction, predict
+from dtrain.secrets import screen
+from dtrain.sweep import foreign, jobs
+from dtrain.sweep.crew import split
+from dtrain.sweep.space import label, words
+from dtrain.tracing import shapes_of
+from dtrain.verb.sweep import decided_for_slot
+
+HEADS = ("a step", "tokens/s/GPU", "peak", "fits", "words that vary")
+
+
+def run(given: Sequence[str], *, for_tools: bool) -> int:
+    ours, hydras = foreign.split(given)
+    if hydras.sweeper:
+        raise WordsError(
+            f"plan -m: hydra/sweeper={hydras.sweeper} proposes a job after others have ended, so there is no list of "
+            "them. Leave it out."
+        )
+    request, nodes = split(jobs.read(ours))
+    judged = jobs.judged(request, nodes.cluster if nodes else detect(), decided_for_slot)
+    if judged.study.is_search:
+        raise WordsError(
+            "plan -m: a search draws its jobs one after the other, so there is no list of them. Type values such as "
+            "optim.lr=1e-3,3e-3, or leave -m out."
+        )
+    planned = [(job, jobs.decided(job, request.root, judged, decided_for_slot, 0).plan) for job in judged.jobs]
+    predicted = [(job, plan, predict(plan, shapes_of(plan))) for job, plan in planned]
+    if for_tools:
+        each = [{"words": words(job.values), "prediction": prediction.to_dict()} for job, _, prediction in predicted]
+        screen.say(json.dumps(each, indent=1))
+        return 0
+    fit = sum(prediction.fits for _, _, prediction in predicted)
+    screen.say(f"{len(predicted)} jobs, of which {fit} fit into memory")
+    screen.say(screen.figures([HEADS, *((*_figures(plan, said), label(job.values)) for job, plan, said in predicted)]))
+    return 0
+
+
+def _figures(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
+    """A dash for what cannot be known."""
+    if not prediction.shapes.blocks:
+        return "-", "-", "-", "-"
+    time = prediction.time
+    rates = (report.duration(time.seconds), report.count(time.tokens_per_second / plan.world)) if time else ("-", "-")
+    return *rates, report.size(prediction.memory.peak), "yes" if prediction.fits else "no"

@@ -20,7 +20,7 @@ WRONG = {
     "a word for a number": (["nodes=two"], 2, "an integer"),
     "a plus before a misspelt group": (["+stratgy=ddp"], 2, "Did you mean strategy?"),
     "an unknown argument": (["optim.lrr=1"], 2, "Did you mean optim.lr?"),
-    "a batch that does not split": (["batch=7", "devices=2"], 2, "batch=6 or batch=8"),
+    "a batch that does not split": (["batch=7", "devices=2", "strategy=ddp"], 2, "batch=6 or batch=8"),
     "a flag": (["--strategy=fsdp"], 2, "strategy=fsdp"),
     "an untrusted target": (["model._target_=os.system"], 2, "trust=[os]"),
     "a target that Hydra lets through": (["model._target_=torch.hub.load"], 2, "not trusted"),

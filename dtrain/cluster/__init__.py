@@ -49,7 +49,7 @@ class Machine:
     without sparsity) and memory `bandwidth` are those of one GPU; without GPUs, `memory` and `bandwidth` are those of
     the host and `flops` those of one core. `efficiency` is the fraction of `flops` that training attains in matrix
     products, `attention` that in attention. `intra_node` and `inter_node` are the rates at which one rank sends within
-    its node and to other nodes.
+    its node and to other nodes. `price`: of one GPU for an hour, or of a node without GPUs; None: not known.
     """
 
     gpu: str
@@ -67,6 +67,7 @@ class Machine:
     start: float
     host: int
     offload: float
+    price: float | None = None
 
     def seen(self, here: Cluster) -> Cluster:
         """The Cluster that `detect` would return there; the launcher is that of `here`."""

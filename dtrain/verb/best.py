@@ -1,15 +1,18 @@
 """`dtrain plan best <words>`: the fastest layouts that fit, of all that the words leave open.
 
 dtrain plan best cluster=h100x8 nodes=16 model=gpt model.layers=32 batch=256       the ten best, and their words
+dtrain plan best target=cost cluster=h100x8 cluster.price=2.5 nodes=16 batch=256   the cheapest ones, on up to 16 nodes
 dtrain plan best json <words>                                                      the same for tools
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dtrain.cluster import detect
 from dtrain.compose import compose
-from dtrain.errors import WordsError
+from dtrain.config.schema import Config
+from dtrain.errors import WordsError, nearest
 from dtrain.predict import report
 from dtrain.resolve import best
 from dtrain.resolve.auto import spelled
@@ -18,22 +21,28 @@ from dtrain.secrets import screen
 from dtrain.tracing import shapes_of
 
 MOST = 10
+TARGETS = "time", "cost"
+"""The best layout has least of it: seconds of a step, or the price of the run."""
 HEADS = ("a step", "tokens/s/GPU", "MFU", "peak", "headroom", "words")
 
 
 def run(words: Sequence[str]) -> int:
     for_tools = list(words[:1]) == ["json"]
-    words = words[for_tools:]
+    words, target = _targeted(words[for_tools:])
     config = compose(words)
     if config.choices["strategy"] is None:
         raise WordsError("plan best: a strategy of your own is one layout. Leave strategy out to search.")
-    found = best(config, detect(), shapes_of, MOST)
+    found = _cheapest(config) if target == "cost" else best(config, detect(), shapes_of, MOST)
     if for_tools:
         screen.say(json.dumps([_facts(layout) for layout in found.layouts], indent=1))
         return 0
     screen.say(_counted(found))
     if found.layouts:
-        screen.say(screen.figures([HEADS, *map(_row, found.layouts)]))
+        rows = [HEADS, *map(_row, found.layouts)]
+        if target == "cost":
+            prices = ("price", *(_amount(price_of(layout)) for layout in found.layouts))
+            rows = [(*row[:-1], price, row[-1]) for row, price in zip(rows, prices, strict=True)]
+        screen.say(screen.figures(rows))
     elif found.least:
         least = found.least
         screen.say(
@@ -41,6 +50,65 @@ def run(words: Sequence[str]) -> int:
             f"{report.size(least.prediction.budget)}. Type more nodes or devices, or a smaller batch."
         )
     return 0
+
+
+def _targeted(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words of the run, and the target among them."""
+    others = [word for word in words if not word.startswith("target=")]
+    *_, target = "time", *(word.partition("=")[2] for word in words if word.startswith("target="))
+    if target not in TARGETS:
+        raise WordsError(f"target={target}: {' or '.join(TARGETS)}.{nearest(target, TARGETS)}")
+    return others, target
+
+
+def _cheapest(config: Config) -> Found:
+    """The layouts with the cheapest runs, on numbers of nodes up to that of the words. Raises WordsError without a
+    price.
+    """
+    if config.cluster.get("price") is None:
+        cluster = "" if config.cluster else "cluster=<word> "
+        raise WordsError(
+            f"target=cost: the price of a GPU is not known. Type {cluster}cluster.price=2.5, for an hour of one GPU in "
+            "any currency."
+        )
+    found = Found()
+    for each in _on_fewer(config):
+        found.layouts += each.layouts
+        found.looked, found.small = found.looked + each.looked, found.small + each.small
+        found.predicted += each.predicted
+        found.least = min(filter(None, [found.least, each.least]), key=lambda layout: layout.peak, default=None)
+    found.layouts = sorted(found.layouts, key=price_of)[:MOST]
+    return found
+
+
+def _on_fewer(config: Config) -> Iterator[Found]:
+    """The search on all nodes, and on 1, 2, 4 and so on, without numbers that the words do not allow."""
+    cluster = detect()
+    first = best(config, cluster, shapes_of, MOST)
+    yield _with_nodes(first)
+    most = max((layout.plan.nodes for layout in (*first.layouts, first.least) if layout), default=1)
+    for power in range((most - 1).bit_length()):
+        try:
+            found = best(replace(config, nodes=1 << power), cluster, shapes_of, MOST)
+        except WordsError:
+            continue
+        yield _with_nodes(found)
+
+
+def _with_nodes(found: Found) -> Found:
+    layouts = [replace(each, words={"nodes": each.plan.nodes, **each.words}) for each in found.layouts]
+    return replace(found, layouts=layouts)
+
+
+def price_of(layout: Layout) -> float:
+    """Price of all steps, in the currency of `cluster.price`."""
+    plan = layout.plan
+    rented = plan.world if plan.cluster["gpus"] else plan.nodes
+    return float(layout.seconds * plan.steps * rented * plan.cluster["price"] / 3600)
+
+
+def _amount(price: float) -> str:
+    return f"{price:,.0f}" if price >= 100 else f"{price:.3g}"
 
 
 def _counted(found: Found) -> str:
@@ -51,7 +119,8 @@ def _counted(found: Found) -> str:
 
 
 def _facts(layout: Layout) -> dict[str, object]:
-    return {"words": [f"{key}={value}" for key, value in layout.words.items()], **layout.prediction.to_dict()}
+    price = {"price": price_of(layout)} if layout.plan.cluster.get("price") else {}
+    return {"words": [f"{key}={value}" for key, value in layout.words.items()], **price, **layout.prediction.to_dict()}
 
 
 def _row(layout: Layout) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """`dtrain plan best`: the fastest layouts that fit, of all that the words leave open."""
 
 import json
+import re
 
 import pytest
 from small import composed
@@ -54,6 +55,51 @@ def test_the_table_has_a_row_for_each_and_fits_a_screen(capsys: pytest.CaptureFi
     assert heads.split()[:2] == ["a", "step"]
     assert sum("strategy=" in row for row in table) == 10
     assert max(map(len, [counted, heads, *table])) <= 100
+
+
+PRICED = ("target=cost", "cluster=h100x8", "cluster.price=2.5", "data=synthetic", "model.layers=8", "batch=48", "steps=100", "strategy=fsdp", "remat=none", "mesh.tp=1", "mesh.cp=1", "mesh.pp=1")  # fmt: skip
+
+
+def test_the_cheapest_runs_are_found_on_any_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    cheapest = found(capsys, *PRICED, "nodes=3")
+    prices = [layout["price"] for layout in cheapest]
+    assert prices == sorted(prices)  # type: ignore[type-var]
+    assert {layout["words"][0] for layout in cheapest} == {"nodes=1", "nodes=2", "nodes=3"}  # type: ignore[index]
+    alone = [layout for nodes in (1, 2, 3) for layout in found(capsys, *PRICED[1:], f"nodes={nodes}")]
+    assert prices == sorted(layout["price"] for layout in alone)[:10]  # type: ignore[type-var]
+    for layout in cheapest:
+        typed = resolve(composed(*PRICED[1:], *layout["words"]), detect())  # type: ignore[misc]
+        time = predict(typed, shapes_of(typed)).time
+        assert time
+        assert layout["price"] == pytest.approx(time.seconds * 100 / 3600 * typed.world * 2.5)
+
+
+def test_numbers_of_nodes_that_the_words_do_not_allow_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = found(capsys, *PRICED, "nodes=2", "mesh.dp_replicate=16")
+    assert layouts and all(layout["words"][0] == "nodes=2" for layout in layouts)  # type: ignore[index]
+
+
+def test_the_price_is_a_column(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*PRICED, "nodes=1", "cluster.price=1e9")
+    _, heads, *table = rows(capsys, *words)
+    assert heads.split()[-2:] == ["price", "words"]
+    prices = [f"{layout['price']:,.0f}" for layout in found(capsys, *words)]
+    assert [row.split("nodes=1")[0].split()[-1] for row in table if "nodes=1" in row] == prices
+    assert max(map(len, table)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("target=cost", "cluster=h100x8"), "not known. Type cluster.price=2.5, for an hour of one GPU"),
+        (("target=cost",), "Type cluster=<word> cluster.price=2.5"),
+        (("target=costs",), "target=costs: time or cost. Did you mean cost?"),
+        (("target=cost", "cluster=h100x8", "cluster.price=0"), "cluster.price is a number > 0 or null"),
+    ],
+)
+def test_without_a_price_there_is_no_cost(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError, match=re.escape(said)):
+        plan.run(["best", "data=synthetic", *words])
 
 
 def test_where_none_fits_the_one_that_needs_the_least_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def _models(
     for holds in ("copies", "shards"):
         alike = [word for word in strategies if fact(part_of(config, "strategy", word), "holds") == holds]
         try:
-            plan = _on_one_rank(config, cluster, "single" if holds == "copies" else alike[0], decide) if alike else None
+            plan = _on_one_rank(config, cluster, "single" if holds == "copies" else "fsdp", decide) if alike else None
             shapes = plan and (formulas.shapes(plan) or (trace(plan) if trace else None))
         except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
             return

@@ -58,9 +58,9 @@ class Layout:
         return self.words.get("strategy"), self.plan.mesh, self.words.get("remat"), self.plan.pipeline.schedule
 
     @property
-    def split(self) -> int:
-        """Number of axes that split the model."""
-        return sum(getattr(self.plan.mesh, axis) > 1 for axis in ("pp", "cp", "tp", "ep"))
+    def cost(self) -> tuple[int, bool]:
+        """Number of axes that split the model, and whether it recomputes because the search says so."""
+        return sum(getattr(self.plan.mesh, axis) > 1 for axis in ("pp", "cp", "tp", "ep")), "remat" in self.words
 
 
 @dataclass(frozen=True)
@@ -245,13 +245,13 @@ class Search:
 
     def _ranked(self) -> list[Layout]:
         """The best first, then by time: of the layouts that take little longer than the fastest, those that split the
-        model least, and of these, if they are as fast, the one that needs the least memory.
+        model least and recompute nothing, and of these, if they are as fast, the one that needs the least memory.
         """
         layouts = sorted(self._best.values(), key=_order)
         if not layouts:
             return []
         good = [layout for layout in layouts if layout.seconds <= layouts[0].seconds * SIMPLER]
-        simple = [layout for layout in good if layout.split == min(each.split for each in good)]
+        simple = [layout for layout in good if layout.cost == min(each.cost for each in good)]
         alike = [layout for layout in simple if layout.seconds <= simple[0].seconds * ALIKE]
         first = min(alike, key=lambda layout: layout.peak)
         return [first, *(layout for layout in layouts if layout is not first)]

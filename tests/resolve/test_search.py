@@ -97,6 +97,11 @@ def test_large_models_get_a_layout_that_fits(words: str) -> None:
     assert predict(plan, shapes_of(plan)).fits
 
 
+@pytest.mark.parametrize("words", ["data=synthetic", "data=synthetic devices=2", f"{B1} nodes=7 devices=7 batch=49"])
+def test_what_fits_is_not_recomputed(words: str) -> None:
+    assert planned(words).remat["_target_"] == "dtrain.remat.none.build"
+
+
 def test_words_of_the_user_stay() -> None:
     plan = planned(f"{B8} mesh.tp=4 remat=full microbatch=2 tensor.sequence=split")
     assert (plan.mesh.tp, plan.remat["_target_"], plan.batch.microbatch) == (4, "dtrain.remat.full.build", 2)

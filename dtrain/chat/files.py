@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from dtrain.chat import turns
 from dtrain.chat.making import NEVER, ROOM, SECONDS
 from dtrain.chat.tokenizer import Described, described
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowindex, store
+from dtrain.storage import rowfile, rowindex, store
 from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
 from dtrain.storage.rowindex import File, Indices
 
 VERSION = 1
+PRINT = re.compile(r"chat-(\d+)-\w{32}")
 KNOWN = ("jsonl", "parquet", "hf")
 BESIDE = (".tokens", ".counts", ".ends", ".firsts")
 SAVED = ("state.json", "dataset_dict.json")
@@ -183,9 +185,15 @@ def opened(job: Job, urls: Sequence[str]) -> list[TokenFile]:
         return list(pool.map(lambda file, url: TokenFile(file, url, job), files, urls))
 
 
-def problem(data: Mapping[str, Any], *, resumes: bool, pairs: bool = False) -> str:
+def fingerprint(files: Sequence[TokenFile], rows: int, data: Mapping[str, Any]) -> str:
+    """That of the first rows of files, as `data` uses them: the same as when there were no others."""
+    how = json.dumps([*files[0].job.how, data["sequence"], data["long"]], sort_keys=True)
+    return f"chat-{rows}-{rowfile.digest_of([file.rows for file in files], rows, how)}"
+
+
+def problem(data: Mapping[str, Any], *, trained: str | None, pairs: bool = False) -> str:
     """The problem with files of conversations, as far as their ends tell, or all rows where they are few; empty if
-    there is none. `resumes`: a run has a position in them; `pairs`: its objective takes pairs.
+    there is none. `trained`: the fingerprint of those that a run has a position in; `pairs`: its objective takes pairs.
     """
     try:
         job, urls = job_of(data, described(str(data["tokenizer"]), data["template"]))
@@ -197,15 +205,11 @@ def problem(data: Mapping[str, Any], *, resumes: bool, pairs: bool = False) -> s
         columns = [*job.columns.values()]
         for url in urls:
             job.reader.check(url, [column for column in columns if column in job.reader.names(url)])
-        if changed := [url for url in urls if resumes and job.reader.has_changed(url, columns)]:
-            return (
-                f"data.path={changed[0]} changed since its index was made, other than by rows that were added, and the "
-                "checkpoints of this run count its rows as they were. Type out=<another place>, or init=<this run> to "
-                "take its weights alone."
-            )
         if all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY:
             files = opened(job, urls)
             usable(files, data)
+            if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1]), data) != then[0]:
+                return rowfile.changed(data["path"], "the files, or the tokenizer,", int(then[1]))
             if data.get("bucket") is not None:
                 _check_bucket(files, data["sequence"])
     except (PreflightError, WordsError) as error:

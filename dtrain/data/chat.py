@@ -9,8 +9,6 @@ pairs inputs are [2, T] and targets [2, T], the chosen conversation first. With 
 attention_mask}.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -201,14 +199,7 @@ class Chat:
         return Scattered.of(len(self._usable), self._holdout)
 
     def _print(self, rows: int) -> str:
-        """The fingerprint of the first rows: the same as when there were no others."""
-        how = [*self._files[0].job.how, self.sequence, self._words["long"]]
-        digest, left = hashlib.sha256(json.dumps(how, sort_keys=True).encode()), rows
-        for file in self._files:
-            if left > 0 and len(file):
-                digest.update(file.rows.digest(min(left, len(file))).encode())
-            left -= len(file)
-        return f"chat-{rows}-{digest.hexdigest()[:32]}"
+        return files.fingerprint(self._files, rows, self._words)
 
 
 @final

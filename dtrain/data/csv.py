@@ -12,7 +12,7 @@ from dtrain.storage.rowindex import folder
 
 
 def build(
-    *, path: str | Sequence[str], inputs: Pattern | None, targets: str, separator: str, holdout: float,
+    *, path: str | Sequence[str], inputs: Pattern | None, targets: str | None, separator: str, holdout: float,
     outputs: int | None, transform: Transform | None = None,
     cache: str | None,
 ) -> Rows:  # fmt: skip

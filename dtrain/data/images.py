@@ -10,7 +10,7 @@ from dtrain.data import pictures
 
 
 def build(
-    *, path: str, holdout_path: str | None, holdout: float, image: str, label: str, size: int | Sequence[int],
+    *, path: str, holdout_path: str | None, holdout: float, image: str, label: str | None, size: int | Sequence[int],
     colors: str, fit: str, centre: float, augment: str, scale: Sequence[float], normalize: Any, seed: int,
     workers: int, cache: str | None,
 ) -> pictures.Pictures:  # fmt: skip

@@ -13,7 +13,7 @@ from dtrain.storage.rowindex import folder
 
 
 def build(
-    *, path: str | Sequence[str], inputs: Pattern | None, targets: str, holdout: float, shift: bool,
+    *, path: str | Sequence[str], inputs: Pattern | None, targets: str | None, holdout: float, shift: bool,
     outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
     bucket: int | None = None, transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip

@@ -75,6 +75,10 @@ class Pictures:
         return self._decoder.images.classes
 
     @property
+    def class_names(self) -> list[str] | None:
+        return None if isinstance(self.classes, int) else list(self.classes)
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         form = self._decoder.form
         return {"inputs": [form.channels, *form.size], "kind": "float32", "outputs": self._outputs}
@@ -82,7 +86,7 @@ class Pictures:
     @property
     def fingerprint(self) -> str:
         form = hashlib.sha256(repr(self._decoder.form).encode()).hexdigest()[:8]
-        return f"images-{len(self._decoder.images)}-{self._decoder.images.digest[:32]}-{form}"
+        return f"{records.fingerprint(self._decoder.images)}-{form}"
 
     def __len__(self) -> int:
         return len(self._split)
@@ -133,9 +137,9 @@ class Pictures:
 
 
 def build(
-    format: str, *, path: Any, holdout_path: Any, holdout: float, image: str, label: str, size: int | Sequence[int],
-    colors: str, fit: str, centre: float, augment: str, scale: Sequence[float], normalize: Any, seed: int,
-    workers: int, cache: str | None,
+    format: str, *, path: Any, holdout_path: Any, holdout: float, image: str, label: str | None,
+    size: int | Sequence[int], colors: str, fit: str, centre: float, augment: str, scale: Sequence[float],
+    normalize: Any, seed: int, workers: int, cache: str | None,
 ) -> Pictures:  # fmt: skip
     """A Source of all images. Raises PreflightError, with the file, for one that is none."""
     sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -1,6 +1,5 @@
 """Rows of files as samples: files of one kind, one after another, with one numbering of their rows."""
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,13 +22,14 @@ Pattern = str | Sequence[str]
 
 
 class Rows(Dataset):
-    """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `split` divides the first
+    """A Source of the rows of files. `inputs`: columns, all but `targets` if None. `targets` None: rows have none, and
+    IGNORE stands for them. `split` divides the first
     rows of the opened files, and their number; by default those to hold out come from everywhere. `packed`: rows have
     different lengths, and are read by `tokens`. `bucket`: the batches among which they are sorted by length.
     """
 
     def __init__(
-        self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str, holdout: float,
+        self, reader: Reader, path: Pattern, *, inputs: Pattern | None, targets: str | None, holdout: float,
         shift: bool = False, outputs: int | None = None, pad: float | None = None, length: int | None = None,
         transform: Transform | None = None, split: Callable[[Sequence[File], int], Split] | None = None,
         packed: bool = False, bucket: int | None = None,
@@ -51,7 +51,7 @@ class Rows(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        return self._print(self._seen)
+        return rowfile.fingerprint(self._files, self._seen)
 
     @property
     def part(self) -> Split:
@@ -117,7 +117,9 @@ class Rows(Dataset):
 
     def as_of(self, fingerprint: str) -> list[str] | None:
         rows = re.fullmatch(r"rows-(\d+)-\w+", fingerprint)
-        if not rows or not 0 < int(rows[1]) < len(self._samples.dataset) or self._print(int(rows[1])) != fingerprint:
+        if not rows or not 0 < int(rows[1]) < len(self._samples.dataset):
+            return None
+        if rowfile.fingerprint(self._files, int(rows[1])) != fingerprint:
             return None
         if self._seen != int(rows[1]):
             self._seen = int(rows[1])
@@ -128,26 +130,16 @@ class Rows(Dataset):
             f"{self._seen} that it has. To train on all type out=<another place>."
         ]
 
-    def _print(self, rows: int) -> str:
-        """The fingerprint of the first rows: the same as when there were no others."""
-        digest, left = hashlib.sha256(), rows
-        for file in self._files:
-            size = sum(file.facts["sizes"])
-            if left > 0 and size:
-                digest.update(file.digest(min(left, size)).encode())
-            left -= size
-        return f"rows-{rows}-{digest.hexdigest()[:32]}"
-
 
 class Table:
     """A map-style dataset of (input, target). Columns of one number each are one vector; several others are a
     mapping.
     """
 
-    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str) -> None:
+    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None) -> None:
         self._inputs, self._target, self._files = inputs, target, files
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
-        self.columns = [*dict.fromkeys([*inputs, target])]
+        self.columns = [*dict.fromkeys([*inputs, *_one(target)])]
         """Inputs, then the target."""
         self.ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
         self.classes: int | None = None
@@ -162,13 +154,14 @@ class Table:
                 facts.append(file.first(min(left, size)))
             left -= size
         self._facts = facts
-        self._kinds = kinds(facts, [*self._inputs, self._target], text=False)
-        self.classes = _classes(facts, self._target) if self._kinds[self._target] == "whole" else None
+        self._kinds = kinds(facts, self.columns, text=False)
+        target = self._target
+        self.classes = _classes(facts, target) if target and self._kinds[target] == "whole" else None
 
     @property
     def unknown(self) -> str:
         """Why the number of classes is not known, and what to type."""
-        name, least = self._target, min((each["smallest"].get(self._target, 0) for each in self._facts), default=0)
+        name, least = self._target, min((each["smallest"].get(str(self._target), 0) for each in self._facts), default=0)
         if least == IGNORE:
             return f"column {name} has {IGNORE}, a target that does not count. Type data.outputs=<number of classes>."
         if least < 0:
@@ -198,12 +191,13 @@ class Table:
 
     def _sample(self, index: Indices) -> tuple[Any, Any]:
         columns = self._read(index)
+        targets = columns[self._target] if self._target else np.full(len(index), IGNORE)
         numbers = [self._kinds[name] in ("whole", "fraction") for name in self._inputs]
         if all(numbers):
-            return np.stack([columns[name] for name in self._inputs], 1).astype(np.float32), columns[self._target]
+            return np.stack([columns[name] for name in self._inputs], 1).astype(np.float32), targets
         if len(self._inputs) == 1:
-            return columns[self._inputs[0]], columns[self._target]
-        return {name: columns[name] for name in self._inputs}, columns[self._target]
+            return columns[self._inputs[0]], targets
+        return {name: columns[name] for name in self._inputs}, targets
 
     def _read(self, index: Indices) -> dict[str, Any]:
         parts, back = self._parts(index)
@@ -235,6 +229,10 @@ class Table:
                 "data.pad=<the padding token>."
             )
         return column
+
+
+def _one(name: str | None) -> list[str]:
+    return [] if name is None else [name]
 
 
 def _classes(facts: Sequence[Mapping[str, Any]], target: str) -> int | None:

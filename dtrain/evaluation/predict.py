@@ -35,6 +35,7 @@ from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import place
 from dtrain.storage.predictions import Predictions
+from dtrain.storage.targetless import targetless
 
 
 def predict(plan: Plan) -> Result:
@@ -43,11 +44,11 @@ def predict(plan: Plan) -> Result:
     if plan.mesh.cp > 1:
         raise WordsError(f"predict: mesh.cp={plan.mesh.cp} splits a row. Leave mesh.cp out.")
     with StopSignal(after=None, seconds=plan.stop_seconds) as stop, load(plan) as (parts, commit):
-        source = _source(parts, commit)
         if parts.mesh.rank == 0 and not asked["data"] and (sentence := other_data(parts, commit)):
             screen.complain(sentence, begin="note: ")
+        source = _source(parts, commit)
         index, rows = _in_order(source)
-        task, names = about(plan.objective).get("task"), getattr(source, "class_names", None)
+        task, names = about(plan.objective).get("task"), getattr(parts.source, "class_names", None)
         if task != "classification" and asked["scores"] != "none":
             raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
         facts = {
@@ -96,7 +97,8 @@ def columns_of(answers: Tensor, task: str | None, names: list[str] | None, score
 def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
     """The rows to predict: the held-out ones of then, or all of other data."""
     if parts.plan.predict["data"]:
-        return whole(as_source(build(parts.plan.predict["data"])))
+        task = about(parts.plan.objective).get("task")
+        return whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
     stream = commit["facts"].get("stream")
     if stream and isinstance(parts.source, Growing):
         parts.source.as_of(stream["fingerprint"])
@@ -142,12 +144,27 @@ def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str
         compile.begin()
         seeds.reseed(0, number, mesh.batch_rank)
         with parts.precision.autocast(mesh.device):
-            outputs = answer(call(parts.forward, parts.objective.inputs(given)))
+            try:
+                outputs = answer(call(parts.forward, parts.objective.inputs(given)))
+            except Exception:
+                _refuse_other(given, parts)
+                raise
         answers = _of_rows(outputs, given, task)
         mine.append(answers[:0] if idle else answers)
     whole = [list(rows.cpu().split(batch)) for rows in gathered(torch.cat(mine), mesh)]
     ordered = [whole[number % mesh.data_ranks].pop(0) for number in range(forwards)]
     return torch.cat(ordered)
+
+
+def _refuse_other(given: Batch, parts: Parts) -> None:
+    """Raises WordsError for samples of another shape than those of training."""
+    inputs, trained = given["inputs"], parts.source.facts.get("inputs")
+    shape = list(inputs.shape[1:]) if isinstance(inputs, Tensor) else [*inputs]
+    if trained is not None and shape != list(trained):
+        raise WordsError(
+            f"predict.data: a sample is {shape}, and the model of this run was trained on {list(trained)}. Name data "
+            "of that shape."
+        )
 
 
 def _of_rows(outputs: Tensor, batch: Batch, task: str | None) -> Tensor:

@@ -17,7 +17,7 @@ from dtrain.config.facts import about, fact
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import teacher
-from dtrain.launcher.run import described
+from dtrain.launcher.run import described, trained_on
 from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
@@ -191,13 +191,15 @@ def files_of(key: str, data: Part, plan: Plan) -> Iterable[str]:
             )
         return _tokens(part, files) if files else "no file is there."
 
+    trained = trained_on(plan) if key == "data" else {}
     for place, part in _parts(key, data):
-        for key in ("path", "holdout_path"):
-            asked = secrets.opened(part.get(key))
+        for name in ("path", "holdout_path"):
+            asked = secrets.opened(part.get(name))
             paths = [asked] if isinstance(asked, str) else asked or []
             if "stdlib" not in paths and str(part["_target_"]).startswith("dtrain."):
-                wrong = [text for path in paths for text in _stored(f"{place}.{key}", path, partial(problem, part))]
-                yield from wrong or (_rows(plan, place, part, paths) if key == "path" and paths else ())
+                wrong = [text for path in paths for text in _stored(f"{place}.{name}", path, partial(problem, part))]
+                rows = partial(_rows, plan, place, part, paths, trained=trained.get(place))
+                yield from wrong or (rows() if name == "path" and paths else ())
 
 
 def _parts(place: str, part: Part) -> Iterable[tuple[str, Part]]:
@@ -208,25 +210,26 @@ def _parts(place: str, part: Part) -> Iterable[tuple[str, Part]]:
         yield from _parts(f"{place}.{name}.{source}", each)
 
 
-def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str]) -> Iterable[str]:
-    """The problem with files of rows, if any: its columns, both ends of each, and all of them where they are few."""
+def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str], *, trained: str | None) -> Iterable[str]:
+    """The problem with files of rows, if any: its columns, both ends of each, and all of them where they are few.
+    `trained`: the fingerprint of those that the run was trained on.
+    """
     format = about(part).get("files")
     if format == "tokens" or not (format or part.get("column")):
         return
     from dtrain.storage import records, rowfile  # numpy, as below
 
-    resumes = any(one.is_committed for one in attempts.listed(plan.out))
     try:
         if format == "chat":
             from dtrain.chat import files
 
             pairs = bool(about(plan.objective).get("pairs"))
-            text = files.problem({**part, "path": paths}, resumes=resumes, pairs=pairs)
+            text = files.problem({**part, "path": paths}, trained=trained, pairs=pairs)
         elif format in IMAGES:
-            text = records.problem({**part, "path": paths}, format, resumes=resumes)
+            text = records.problem({**part, "path": paths}, format, trained=trained)
         else:
             reader = rowfile.reader_of(part, paths, format)
-            text = rowfile.problem(reader, reader.found(paths), part, resumes=resumes)
+            text = rowfile.problem(reader, reader.found(paths), part, trained=trained)
     except PreflightError as error:
         text = str(error)
     if text:

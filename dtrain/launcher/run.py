@@ -20,7 +20,7 @@ from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
-from dtrain.storage import lease, store
+from dtrain.storage import attempts, lease, store
 from dtrain.storage.jsonl import clean
 
 NUMBERS = (
@@ -172,6 +172,24 @@ def described(out: str) -> dict[str, Any] | None:
     if wrong:
         raise StoreError.during("read", url, f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
     return dict(current(there))
+
+
+def trained_on(plan: Plan) -> dict[str, str]:
+    """Dotted key -> fingerprint of the data that this run was trained on, if it has a position in what the words name
+    now; `data` or, of a mixture, `data.of.<name>`.
+    """
+    try:
+        known = attempts.trained_on(plan.out)
+        begun = (described(plan.out) or {}).get("data") if known else None
+    except StoreError:  # another check says so
+        return {}
+    if not known or begun != plan.decided()["data"]:
+        return {}
+    try:
+        sources = json.loads(known)["of"]
+    except (ValueError, TypeError, KeyError):
+        return {"data": known}
+    return {f"data.of.{name}": str(each) for name, each in sources.items()}
 
 
 def _run_of(source: Any) -> str:

@@ -7,6 +7,7 @@ The name of an attempt begins with the lease number of its run. A new lease gets
 attempt, so a later run's attempts sort as newer, regardless of their step and of any clock.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -48,6 +49,19 @@ def listed(out: str) -> list[Attempt]:
     """All attempts under `out`, newest first. One listing request on object stores. Raises StoreError."""
     attempts = _below(store.join(out, "checkpoints"), levels=2)
     return [one for one in attempts if STEP.fullmatch(one.url.split("/")[-2])]
+
+
+def trained_on(out: str) -> str | None:
+    """The fingerprint of the data that the newest committed checkpoint under `out` was trained on; None if there is no
+    checkpoint, empty if it does not say. Raises StoreError.
+    """
+    newest = next((one for one in listed(out) if one.is_committed), None)
+    if newest is None:
+        return None
+    try:
+        return str(json.loads(store.read(store.join(newest.url, COMMIT)))["facts"]["stream"]["fingerprint"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _below(folder: str, *, levels: int) -> list[Attempt]:

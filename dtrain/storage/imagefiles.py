@@ -85,6 +85,23 @@ def listed(path: str, folders: dict[str, int]) -> tuple[list[Entry], list[str]]:
     """The images of class folders, sorted, and the names of the classes; `folders` gets all folders and their times.
     Raises PreflightError.
     """
+    files, kept = _below(path, folders)
+    below = {name.split("/")[0] for name in folders if name not in ("", ".")}
+    classes = sorted(name for name in below if not name.startswith("."))
+    _check_classes(path, kept, classes)
+    number = {name: place for place, name in enumerate(classes)}
+    return [(name, *files[name], number[name.split("/")[0]]) for name in kept], [*map(shown, classes)]
+
+
+def unlabelled(path: str, folders: dict[str, int]) -> list[Entry]:
+    """All images below a folder, sorted, as of one class; `folders` as for `listed`. Raises PreflightError."""
+    files, kept = _below(path, folders)
+    _check_some(path, kept)
+    return [(name, *files[name], 0) for name in kept]
+
+
+def _below(path: str, folders: dict[str, int]) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """(bytes and time of the files below a folder, the images among them, sorted)."""
     files = dict[str, tuple[int, int]]()
     if store.is_local(path):
         root = store.local_path(path)
@@ -100,12 +117,7 @@ def listed(path: str, folders: dict[str, int]) -> tuple[list[Entry], list[str]]:
         folders |= {name.rpartition("/")[0]: 0 for name in files if "/" in name}
         if not entries:
             raise PreflightError(f"data.path={path}: no folder is there.")
-    kept = sorted(name for name in files if _is_image(name))
-    below = {name.split("/")[0] for name in folders if name not in ("", ".")}
-    classes = sorted(name for name in below if not name.startswith("."))
-    _check_classes(path, kept, classes)
-    number = {name: place for place, name in enumerate(classes)}
-    return [(name, *files[name], number[name.split("/")[0]]) for name in kept], [*map(shown, classes)]
+    return files, sorted(name for name in files if _is_image(name))
 
 
 def _is_image(name: str) -> bool:
@@ -141,11 +153,7 @@ def _walk(
 
 
 def _check_classes(path: str, images: Sequence[str], classes: Sequence[str]) -> None:
-    if not images:
-        ends = ", ".join(SUFFIXES)
-        shards = store.is_local(path) and any(store.local_path(path).glob("*.tar"))
-        hint = " For its tar shards type data=webdataset." if shards else ""
-        raise PreflightError(f"data.path={path}: no image is there. Names of images end in {ends}.{hint}")
+    _check_some(path, images)
     alone = [name for name in images if "/" not in name]
     if not classes or len(alone) == len(images):
         raise PreflightError(
@@ -173,19 +181,28 @@ def _check_classes(path: str, images: Sequence[str], classes: Sequence[str]) -> 
         )
 
 
+def _check_some(path: str, images: Sequence[str]) -> None:
+    if not images:
+        ends = ", ".join(SUFFIXES)
+        shards = store.is_local(path) and any(store.local_path(path).glob("*.tar"))
+        hint = " For its tar shards type data=webdataset." if shards else ""
+        raise PreflightError(f"data.path={path}: no image is there. Names of images end in {ends}.{hint}")
+
+
 # tables
 
 
-def rows(path: str, cache: Path, image: str, label: str) -> tuple[list[Entry], list[str], int]:
-    """The images that the rows of a table name, the names of their classes, and how many these are. Raises
-    PreflightError, and WordsError for a column that is not there.
+def rows(path: str, cache: Path, image: str, label: str | None) -> tuple[list[Entry], list[str], int]:
+    """The images that the rows of a table name, the names of their classes, and how many these are; `label` None:
+    all are of one class. Raises PreflightError, and WordsError for a column that is not there.
     """
     format = next(name for name, ends in TABLES.items() if path.lower().endswith(ends))
     reader = Reader(format, cache, "tab" if path.lower().endswith(".tsv") else "comma", text=True)
     (url, *others) = reader.found(path)
     if others:
         raise PreflightError(f"data.path={path}: {1 + len(others)} tables match. Name one.")
-    (file,) = reader.opened([url], [image, label])
+    columns = [image] if label is None else [image, label]
+    (file,) = reader.opened([url], columns)
     if (kind := file.facts["kinds"].get(image, "text")) != "text":
         raise PreflightError(f"data.image={image}: the column holds {kind} values. Name one of paths.")
     paths, labels = list[str](), list[Any]()
@@ -193,10 +210,13 @@ def rows(path: str, cache: Path, image: str, label: str) -> tuple[list[Entry], l
         for start in range(0, size, ROWS):
             part = file.read(block, np.arange(start, min(size, start + ROWS)))
             paths += part[image]
-            labels += part[label] if isinstance(part[label], list) else part[label].tolist()
+            if label is not None:
+                labels += part[label] if isinstance(part[label], list) else part[label].tolist()
     if not paths:
         raise PreflightError(f"data.path={path}: there is no row.")
-    numbers, classes, outputs = numbered(labels, f"data.path={path}: column {label}")
+    numbers, classes, outputs = [0] * len(paths), list[str](), 0
+    if label is not None:
+        numbers, classes, outputs = numbered(labels, f"data.path={path}: column {label}")
     root = root_of(path)
     with ThreadPoolExecutor(STREAMS) as pool:
         states = pool.map(lambda name: _state(url_of(root, name)), paths)

@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, StoreError
 from dtrain.storage import rowindex, store
-from dtrain.storage.imagefiles import Entry, check_beginnings, is_table, listed, root_of, rows, shown, spread, url_of
+from dtrain.storage.imagefiles import (
+    Entry,
+    check_beginnings,
+    is_table,
+    listed,
+    root_of,
+    rows,
+    shown,
+    spread,
+    unlabelled,
+    url_of,
+)
 from dtrain.storage.rowindex import Indices
 
 STREAMS = 16
@@ -84,9 +95,9 @@ class Images:
         return data
 
 
-def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) -> Images:
-    """The images of a folder, or of a table, if its name ends as one does. Raises PreflightError, with all that is
-    wrong with a file in one sentence.
+def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | None) -> Images:
+    """The images of a folder, or of a table, if its name ends as one does; `label` None: without classes. Raises
+    PreflightError, with all that is wrong with a file in one sentence.
     """
     if not isinstance(path, str):
         if len(path) != 1:
@@ -101,26 +112,19 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) ->
             if is_table(path):
                 entries, classes, outputs = rows(path, cache, image, label)
             else:
-                entries, classes = listed(path, folders)
+                entries, classes = (unlabelled(path, folders), []) if label is None else listed(path, folders)
                 outputs = len(classes)
             facts = _written(stem, path, entries, classes, outputs, folders)
     return Images(root_of(path), facts, f"{stem}-{facts['key']}")
-
-
-def last_digest(path: str | Sequence[str], cache: Path, *, image: str, label: str) -> str:
-    """The digest of the images when their index was made; empty if there is none."""
-    path = path if isinstance(path, str) else path[0]
-    facts = _known(_stem(_absolute(path), cache, image, label))
-    return "" if facts is None else str(facts["sha256"])
 
 
 def _absolute(path: str) -> str:
     return str(store.local_path(path).absolute()) if store.is_local(path) else path
 
 
-def _stem(path: str, cache: Path, image: str, label: str) -> Path:
+def _stem(path: str, cache: Path, image: str, label: str | None) -> Path:
     how = [image, label] if is_table(path) else []
-    return rowindex.stem(cache, path, ["images", *how])
+    return rowindex.stem(cache, path, ["images", *(how or (["unlabelled"] if label is None else []))])
 
 
 # the index

@@ -99,7 +99,7 @@ class ImageRows:
         return _opened(self.format, self.urls, self.image, self.cache)
 
 
-def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) -> ImageRows | None:
+def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | None) -> ImageRows | None:
     """The rows at a path; None if it is not one of files that hold images. Raises PreflightError and WordsError."""
     where = path if isinstance(path, str) else path[0]
     format = _format(where)
@@ -111,13 +111,16 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) ->
         return None  # paths of files
     if odd := [kind for kind in kinds if "binary" not in kind]:
         raise PreflightError(f"data.image={image}: the column holds {odd[0]} values. Name one of images.")
-    labelled = Reader(format, cache, raw=True).opened(urls, [label])
+    labelled = [] if label is None else Reader(format, cache, raw=True).opened(urls, [label])
     digest = hashlib.sha256(repr([image, label]).encode())
     for file in (*_opened(format, urls, image, cache), *labelled):
         digest.update(str(file.facts["sha256"]).encode())
 
     def made(stem: Path) -> Mapping[str, Any]:
-        numbers, classes, outputs = _classes(labelled, label, f"data.path={where}: column {label}")
+        rows = sum(size for file in _opened(format, urls, image, cache) for size in file.facts["sizes"])
+        numbers, classes, outputs = [0] * rows, list[str](), 0
+        if label is not None:
+            numbers, classes, outputs = _classes(labelled, label, f"data.path={where}: column {label}")
         part = Path(f"{stem}.part")
         with part.open("wb") as out:
             np.save(out, np.array(numbers, np.int64))

@@ -50,9 +50,12 @@ class Records(Protocol):
         ...
 
 
-def opened(format: str, path: str | Sequence[str], cache: Path, *, image: str, label: str) -> Records:
-    """The images of `data.path`. Raises PreflightError, and WordsError for an argument that does not fit them."""
+def opened(format: str, path: str | Sequence[str], cache: Path, *, image: str, label: str | None) -> Records:
+    """The images of `data.path`; `label` None: without their classes, of folders and tables. Raises PreflightError, and
+    WordsError for an argument that does not fit them.
+    """
     if format == "webdataset":
+        assert label is not None
         return tarindex.opened(path, cache, image=image, label=label)
     rows = imagerows.opened(path, cache, image=image, label=label)
     return rows if rows is not None else imageindex.opened(path, cache, image=image, label=label)
@@ -78,9 +81,14 @@ def same_classes(mine: Sequence[str] | int, others: Sequence[str] | int) -> list
     return [place[name] for name in held]
 
 
-def problem(part: Mapping[str, Any], format: str, *, resumes: bool) -> str:
-    """The problem with the images of a part of data; empty if there is none. `resumes`: a run has a position in
-    them.
+def fingerprint(images: Records) -> str:
+    """Of all images, however they are decoded."""
+    return f"images-{len(images)}-{images.digest[:32]}"
+
+
+def problem(part: Mapping[str, Any], format: str, *, trained: str | None) -> str:
+    """The problem with the images of a part of data; empty if there is none. `trained`: the fingerprint of those that a
+    run has a position in.
     """
     if importlib.util.find_spec("PIL") is None:
         return MISSING
@@ -88,13 +96,12 @@ def problem(part: Mapping[str, Any], format: str, *, resumes: bool) -> str:
         return text
     cache, given = rowindex.folder(part.get("cache")), {"image": part["image"], "label": part["label"]}
     try:
-        before = imageindex.last_digest(part["path"], cache, **given) if format == "images" and resumes else ""
         images = opened(format, part["path"], cache, **given)
-        if before not in ("", images.digest):
+        if (trained or "").startswith("images-") and not str(trained).startswith(fingerprint(images)):
             return (
-                f"data.path={part['path']}: images were added, removed or changed since their index was made, and the "
-                "checkpoints of this run count them as they were. Type out=<another place>, or init=<this run> to "
-                "take its weights alone."
+                f"data.path={part['path']}: images were added, removed or changed since this run began, and its "
+                "checkpoints count them as they were. Put them back, or type out=<another place>, or init=<this run> "
+                "to take its weights alone."
             )
         if part["holdout_path"] is not None:
             same_classes(images.classes, opened(format, part["holdout_path"], cache, **given).classes)

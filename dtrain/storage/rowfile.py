@@ -1,5 +1,7 @@
 """Files of rows of any format, by its name: how they are opened, and what is known of them before a run."""
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ EARLY = 1 << 26
 """Bytes of local files whose rows are all read before the launch."""
 STREAMS = 16
 """Files that are opened at once."""
+PRINT = re.compile(r"rows-(\d+)-\w{32}")
 PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 
 
@@ -79,21 +82,6 @@ class Reader:
         with ThreadPoolExecutor(STREAMS) as pool:
             return list(pool.map(one, urls))
 
-    def has_changed(self, url: str, columns: Sequence[str]) -> bool:
-        """Whether a file is another than when its index was made, and not only longer. Raises PreflightError."""
-        known = {"hf": arrowfile.how, "parquet": parquetfile.how}
-        how = linefile.how(self._form, columns, self.raw)
-        if self.format in known:
-            how = known[self.format](columns, self.raw)
-        then = rowindex.outdated(self.cache, url, how)
-        if then is None:
-            return False
-        (now,) = self.opened([url], columns)
-        if now.digest(sum(then["sizes"])) == str(then["sha256"]):
-            return False
-        rowindex.remember(self.cache, url, how, then)
-        return True
-
     @property
     def _form(self) -> linefile.Format:
         if self.format == "jsonl":
@@ -123,29 +111,50 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
         inputs = [name for name in reader.names(url) if name != target]
     if not inputs:
         raise WordsError(f"data.path={url}: there is no input column beside {target}. Type data.inputs=<a column>.")
-    return [*dict.fromkeys([*([inputs] if isinstance(inputs, str) else inputs), target])]
+    named = [inputs] if isinstance(inputs, str) else inputs
+    return [*dict.fromkeys([*named, *([] if target is None else [target])])]
 
 
-def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, resumes: bool) -> str:
+def fingerprint(files: Sequence[File], rows: int) -> str:
+    """That of the first rows of files: the same as when there were no others."""
+    return f"rows-{rows}-{digest_of(files, rows, '')}"
+
+
+def digest_of(files: Sequence[File], rows: int, how: str) -> str:
+    """A digest of the first rows of files, and of how they are used."""
+    digest, left = hashlib.sha256(how.encode()), rows
+    for file in files:
+        size = sum(file.facts["sizes"])
+        if left > 0 and size:
+            digest.update(file.digest(min(left, size)).encode())
+        left -= size
+    return digest.hexdigest()[:32]
+
+
+def changed(path: Any, what: str, rows: int) -> str:
+    """A sentence about the first rows of files, which are others than those that a run was trained on."""
+    return (
+        f"data.path={path}: {what} changed since this run began, other than by rows that were added: it was trained on "
+        f"other {rows} first rows, and its checkpoints count them. Put them back, or type out=<another place>, or "
+        "init=<this run> to take its weights alone."
+    )
+
+
+def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, trained: str | None) -> str:
     """The problem with files of rows, as far as their ends tell, or all rows where they are few; empty if there is
-    none. `resumes`: a run has a position in them.
+    none. `trained`: the fingerprint of those that a run has a position in.
     """
     try:
         columns = columns_of(reader, urls[0], data)
         with ThreadPoolExecutor(STREAMS) as pool:
             list(pool.map(lambda url: reader.check(url, columns), urls))
-        changed = [url for url in urls if reader.has_changed(url, columns)] if resumes else []
-        if changed:
-            return (
-                f"data.path={changed[0]} changed since its index was made, other than by rows that were added, and the "
-                "checkpoints of this run count its rows as they were. Type out=<another place>, or init=<this run> to "
-                "take its weights alone."
-            )
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
             files = reader.opened(urls, columns)
             kinds([file.facts for file in files], columns, text=reader.text)
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
+            if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1])) != then[0]:
+                return changed(data["path"], "the files", int(then[1]))
             if data.get("packing") == "pack" and not reader.text:
                 check_packing(files, columns, reader.cache, data["sequence"])
             if data.get("bucket") is not None:

@@ -104,21 +104,6 @@ def telling(sentence: str) -> Iterator[None]:
         timer.join()
 
 
-def outdated(cache: Path, url: str, how: Sequence[Any]) -> dict[str, Any] | None:
-    """The facts of a file's index, if the file is another than when it was made. Raises StoreError."""
-    facts = facts_of(stem(cache, url, how))
-    return None if facts is None or facts["fingerprint"] == store.fingerprint(url) else facts
-
-
-def remember(cache: Path, url: str, how: Sequence[Any], then: Mapping[str, Any]) -> None:
-    """Keep the facts that a file had when a run began, so that it goes on if that file is put back: the index is made
-    again in any case.
-    """
-    at = stem(cache, url, how)
-    with locked(at):
-        store.write(f"{at}.json", json.dumps({**then, "fingerprint": ""}).encode())
-
-
 def unchanged(url: str, fingerprint: str) -> None:
     """Raises PreflightError if the file at `url` is another than its index says."""
     if store.fingerprint(url) != fingerprint:

@@ -6,12 +6,14 @@ dtrain predict out=runs/a predict.to=answers.jsonl 'predict.data={path: new.csv}
 
 from collections.abc import Sequence
 
-from dtrain.errors import PreflightError
+from dtrain.config.facts import about
+from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.launcher import preflight
-from dtrain.planned import Plan
+from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.predictions import Predictions
+from dtrain.storage.targetless import targetless
 from dtrain.verb.evaluate import look_back
 
 
@@ -27,7 +29,22 @@ def run(words: Sequence[str]) -> int:
 def _check(plan: Plan) -> None:
     """Refuse rows that are not there, and a place with other rows, before ranks start."""
     asked = plan.predict
-    if problems := [*preflight.files_of("predict.data", asked["data"], plan)] if asked["data"] else []:
+    if problems := [*preflight.files_of("predict.data", _rows(plan), plan)] if asked["data"] else []:
         raise PreflightError(*problems)
     to = asked["to"] or store.join(plan.out, "predictions.jsonl")
-    Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch")})
+    state = Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch")})
+    folder = to.rstrip("/").rpartition("/")[0]
+    if state == "new" and folder:
+        try:
+            store.probe(folder)
+        except StoreError as error:
+            raise PreflightError(f"predict.to={to}: {error}") from None
+
+
+def _rows(plan: Plan) -> Part:
+    """The data to predict, as the ranks will read it; as it was asked for if it cannot be read at all."""
+    asked: Part = plan.predict["data"]
+    try:
+        return targetless(asked, task=about(plan.objective).get("task"), trained=plan.data)
+    except (PreflightError, StoreError, WordsError):
+        return asked

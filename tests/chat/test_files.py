@@ -96,30 +96,28 @@ def test_nested_columns_are_read_from_other_formats(format: str, words: Any, tmp
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_before_a_run(changed: dict[str, Any], sentence: str, words: Any) -> None:
-    assert sentence in files.problem(words(**changed), resumes=False)
+    assert sentence in files.problem(words(**changed), trained=None)
 
 
 @pytest.mark.parametrize("pairs", [True, False])
 def test_pairs_and_conversations_are_for_other_objectives(pairs: bool, words: Any) -> None:
     for rows, is_pairs in ((talks.talks(3), False), (talks.pairs(3), True)):
-        text = files.problem(words(rows), resumes=False, pairs=pairs)
+        text = files.problem(words(rows), trained=None, pairs=pairs)
         assert text.endswith(f"Type objective={'next_token' if pairs else 'dpo'}.") if pairs != is_pairs else not text
 
 
 def test_a_torn_last_row_is_told_with_its_line(words: Any, tmp_path: Path) -> None:
     path = Path(talks.write(tmp_path / "rows.jsonl", talks.talks(3)))
     path.write_text(path.read_text()[:-20])
-    assert "rows.jsonl: its last row, line 3, is torn: this is no JSON" in files.problem(
-        words(str(path)), resumes=False
-    )
+    assert "rows.jsonl: its last row, line 3, is torn: this is no JSON" in files.problem(words(str(path)), trained=None)
 
 
 def test_rows_without_a_fault_have_no_problem(words: Any) -> None:
-    assert files.problem(words(), resumes=True) == ""
+    assert files.problem(words(), trained="chat-8-" + "0" * 31) == "", "not a fingerprint of these"
     assert (
         files.problem(
             words([*talks.talks(3), {"messages": talks.said("hi " * 99, "no")}], sequence=120, long="skip"),
-            resumes=False,
+            trained=None,
         )
         == ""
     )
@@ -127,14 +125,16 @@ def test_rows_without_a_fault_have_no_problem(words: Any) -> None:
 
 def test_another_file_under_checkpoints_is_told(words: Any, tmp_path: Path) -> None:
     made = words()
-    assert files.problem(made, resumes=True) == ""
+    begun = files.opened(*files.job_of(made, described(str(made["tokenizer"]), made["template"])))
+    trained = files.fingerprint(begun, 8, made)
+    talks.write(tmp_path / "rows.jsonl", talks.talks(9))
+    assert files.problem(made, trained=trained) == "", "a row was added"
     talks.write(tmp_path / "rows.jsonl", talks.talks(9)[1:])
     for _ in range(2):
-        assert "changed since its index was made" in files.problem(made, resumes=True)
+        assert "the files, or the tokenizer, changed since this run" in files.problem(made, trained=trained)
+    assert files.problem(made, trained=None) == "", "another run makes an index of it"
     talks.write(tmp_path / "rows.jsonl", talks.talks(8))
-    assert files.problem(made, resumes=True) == ""  # it was put back
-    talks.write(tmp_path / "rows.jsonl", talks.talks(9)[1:])
-    assert files.problem(made, resumes=False) == ""
+    assert files.problem(made, trained=trained) == "", "it was put back"
 
 
 def test_messages_to_be_answered(words: Any) -> None:
@@ -161,5 +161,5 @@ def test_messages_to_be_answered(words: Any) -> None:
 def test_a_template_that_takes_all_time_or_memory_ends_alone(
     template: str, sentence: str, words: Any, tmp_path: Path
 ) -> None:
-    assert sentence in files.problem(words(template=template), resumes=False)
+    assert sentence in files.problem(words(template=template), trained=None)
     assert not [*(tmp_path / "cache").glob("*.at")]

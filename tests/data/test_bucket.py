@@ -170,4 +170,4 @@ def test_rows_of_one_length_are_refused_before_the_launch(rows: Any, why: str, t
     path = written(tmp_path / "a.jsonl", rows)
     data = jsonl(path, packing="none", sequence=None, bucket=3)
     reader = rowfile.reader_of(data, path, "jsonl")
-    assert why in rowfile.problem(reader, [path], data, resumes=False)
+    assert why in rowfile.problem(reader, [path], data, trained=None)

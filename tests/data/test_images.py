@@ -13,6 +13,7 @@ import dtrain
 from dtrain.data.pictures import Pictures
 from dtrain.errors import DtrainError
 from dtrain.launcher import preflight
+from dtrain.storage import records
 from dtrain.verb.evaluate import look_back
 
 
@@ -128,11 +129,17 @@ def test_what_is_wrong_is_told_before_the_launch(
 def test_a_run_with_checkpoints_is_told_that_images_changed(
     flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    images = records.opened("images", str(flowers), tmp_path / "cache", image="image", label="label")
+    trained = f"{records.fingerprint(images)}-{'0' * 8}"
+    monkeypatch.setattr("dtrain.launcher.preflight.trained_on", lambda plan: {"data": trained})
     assert missing(flowers, tmp_path) == []
+    gone = (flowers / "rose/5.jpg").read_bytes()
     (flowers / "rose/5.jpg").unlink()
-    monkeypatch.setattr("dtrain.storage.attempts.listed", lambda out: [type("Saved", (), {"is_committed": True})])
-    (told,) = missing(flowers, tmp_path)
-    assert "images were added, removed or changed since their index was made" in told
+    for _ in range(2):
+        (told,) = missing(flowers, tmp_path)
+        assert "images were added, removed or changed since this run began" in told
+    (flowers / "rose/5.jpg").write_bytes(gone)
+    assert missing(flowers, tmp_path) == []
 
 
 def test_an_evaluation_says_that_images_changed(

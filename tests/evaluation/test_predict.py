@@ -26,6 +26,7 @@ from dtrain.evaluation.predict import columns_of, predict
 from dtrain.evaluation.session import weights
 from dtrain.planned import Plan
 from dtrain.train import train
+from dtrain.verb import predict as verb
 
 ONE = Cluster(gpus=0, cpus=1)
 LABELS = (
@@ -170,6 +171,33 @@ def test_other_rows_are_in_the_order_of_their_file(tmp_path: Path) -> None:
     assert all(said[number]["probability"] == said[number % 15 % 30]["probability"] for number in (0, 1, 2))
     same = [row["prediction"] for row in said if row["row"] % 30 == 4]
     assert len(set(same)) == 1, "equal rows get equal answers"
+
+
+def test_rows_need_no_targets_and_their_columns_no_order(tmp_path: Path) -> None:
+    rows = [{"a": number % 5, "b": number % 3, "y": number % 2} for number in range(60)]
+    for name, columns in ("train", "aby"), ("bare", "ba"):
+        lines = [",".join(str(row[each]) for each in columns) for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")
+    (tmp_path / "null.jsonl").write_text("".join(json.dumps(row | {"y": None}) + "\n" for row in rows))
+    words = [
+        "model=mlp", "data=csv", f"data.path={tmp_path}/train.csv", "data.targets=y", "objective=classification",
+        f"data.cache={tmp_path}/cache", *ALWAYS, f"out={tmp_path}/run",
+    ]  # fmt: skip
+    resident(1, train, plan(*words, on=ONE))
+    said = {}
+    for name, data in (
+        ("train", f"{{path: {tmp_path}/train.csv}}"),
+        ("bare", f"{{path: {tmp_path}/bare.csv}}"),
+        ("null", f"{{data: jsonl, path: {tmp_path}/null.jsonl, inputs: [a, b], targets: y}}"),
+    ):
+        asked = plan(*words, f"predict.data={data}", f"predict.to={tmp_path}/{name}.out.jsonl", on=ONE)
+        verb._check(asked)
+        resident(1, predict, asked)
+        said[name] = (tmp_path / f"{name}.out.jsonl").read_text()
+    assert said["bare"] == said["train"] == said["null"] and len(said["train"].splitlines()) == 60
+    odd = plan(*words, f"predict.data={{path: {tmp_path}/train.csv, inputs: a}}", on=ONE)
+    with pytest.raises(AssertionError, match=r"predict.data: a sample is \[1\], and the model .* on \[2\]"):
+        resident(1, predict, replace(odd, predict={**odd.predict, "to": f"{tmp_path}/odd.jsonl"}))
 
 
 def test_classes_have_their_names() -> None:

@@ -68,7 +68,7 @@ def test_a_name_and_its_folder_are_the_same_rows(cache: Path, tmp_path: Path) ->
         reader = rowfile.reader_of(data, path, "hf")
         files = reader.opened(reader.found(path), ["label"])
         assert [file.facts["sizes"] for file in files] == [[3], [2]]
-        assert rowfile.problem(reader, reader.found(path), data, resumes=False) == ""
+        assert rowfile.problem(reader, reader.found(path), data, trained=None) == ""
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,19 @@ def test_classes_are_the_folders_by_name_and_images_are_found_below_them(tmp_pat
     ]
 
 
+def test_images_to_predict_need_no_class(tmp_path: Path) -> None:
+    flat, root = tmp_path / "flat", folder(tmp_path / "flowers", 3)
+    flat.mkdir()
+    for number in range(3):
+        (flat / f"{number}.png").write_bytes(encoded(number, "PNG"))
+    (flat / "rows.csv").write_text("image\n0.png\n2.png\n")
+    for path, count in (flat, 3), (root, 9), (flat / "rows.csv", 2):
+        images = imageindex.opened(str(path), tmp_path / "cache", image="image", label=None)
+        assert len(images.read(np.arange(count))) == len(images) == count
+    assert "in no class folder" in refused(flat, tmp_path) and "no column label" in refused(flat / "rows.csv", tmp_path)
+    assert opened(root, tmp_path).classes == ["daisy", "rose", "tulip"]
+
+
 def test_an_index_is_kept_until_a_file_comes_goes_or_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, made = folder(tmp_path / "flowers", 3), list[int]()
     listed = imageindex.listed

@@ -126,5 +126,5 @@ def test_a_dataset_with_splits_and_rows_of_images_say_what_to_type(tmp_path: Pat
         "cache": str(tmp_path / "cache"),
     }
     reader = rowfile.reader_of(data, data["path"], "hf")
-    said = rowfile.problem(reader, reader.found(data["path"]), data, resumes=False)
+    said = rowfile.problem(reader, reader.found(data["path"]), data, trained=None)
     assert "To train on images type data=images data.path=<the same> data.image=image" in said

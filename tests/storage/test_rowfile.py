@@ -16,7 +16,7 @@ DATA = {"inputs": ["a", "b"], "targets": "label"}
 
 def told(path: str, format: str, cache: Path, **given: Any) -> str:
     reader = Reader(format, cache)
-    return problem(reader, reader.found(path), DATA | given, resumes=given.pop("resumes", False))
+    return problem(reader, reader.found(path), {"path": path} | DATA | given, trained=given.pop("trained", None))
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
@@ -52,11 +52,18 @@ def test_a_torn_end_elsewhere_is_told_without_its_line(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_is_told_to_a_run_with_checkpoints(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", rows())
-    assert told(path, "jsonl", tmp_path / "cache") == ""
+    (file,) = Reader("jsonl", tmp_path / "cache").opened([path], ["a", "b", "label"])
+    trained = rowfile.fingerprint([file], 60)
     write(tmp_path / "a.jsonl", rows(61))
-    assert told(path, "jsonl", tmp_path / "cache", resumes=True) == "", "the run goes on with the rows that it has"
+    assert told(path, "jsonl", tmp_path / "cache", trained=trained) == "", "the run goes on with the rows that it has"
     write(tmp_path / "a.jsonl", rows(61, first=1))
-    assert "changed since its index was made" in told(path, "jsonl", tmp_path / "cache", resumes=True)
+    for _ in range(2):
+        text = told(path, "jsonl", tmp_path / "cache", trained=trained)
+        assert "the files changed since this run began" in text and "other 60 first rows" in text
+    assert told(path, "jsonl", tmp_path / "cache") == "", "another run makes an index of it"
+    write(tmp_path / "a.jsonl", rows())
+    assert told(path, "jsonl", tmp_path / "cache", trained=trained) == "", "it was put back"
+    write(tmp_path / "a.jsonl", rows(61, first=1))
     assert told(path, "jsonl", tmp_path / "cache") == "", "a new run makes a new one"
 
 

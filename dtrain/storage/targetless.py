@@ -1,0 +1,38 @@
+"""Rows to predict, which may have no targets: a part of data that is read without them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain import secrets
+from dtrain.config.facts import about
+from dtrain.storage.rowfile import SUFFIXES, columns_of, reader_of
+
+
+def targetless(part: Mapping[str, Any], *, task: str | None, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """`part` without its targets if its files have none, or if an objective of this `task` and no transform need them.
+    Where no inputs are named they are the columns that the run was `trained` on. Raises PreflightError, StoreError and
+    WordsError.
+    """
+    format, unread = about(part).get("files"), task in ("classification", "regression")
+    if format == "images" and unread:
+        return {**part, "label": None, "holdout_path": None}
+    if format not in SUFFIXES or task == "next_token" or part.get("packing") == "pack" or part.get("shift"):
+        return {**part}
+    target, inputs = part["targets"], part["inputs"]
+    listed = [inputs] if isinstance(inputs, str) else [*(inputs or ())]
+    if (not unread or part.get("transform") or target in listed) and target in _columns(part, None):
+        return {**part}
+    if inputs is None:
+        same = trained.get("targets") == target and trained.get("inputs", "") is None
+        inputs = _columns(trained if same else part, target)
+    return {**part, "inputs": inputs, "targets": None}
+
+
+def _columns(part: Mapping[str, Any], target: str | None) -> list[str]:
+    """The columns of the first file of a part, but for its target."""
+    path = secrets.opened(part["path"])
+    reader = reader_of(part, path, about(part)["files"])
+    (url, *_) = reader.found(path)
+    if target is None:
+        return reader.names(url)
+    return [name for name in columns_of(reader, url, part) if name != target]

@@ -159,7 +159,8 @@ class Dataset:
         outputs = self._outputs or classes
         if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
             outputs = targets[0].numel()
-        return facts | ({"outputs": outputs, "vocab": outputs} if outputs else {})
+        facts |= {"outputs": outputs, "vocab": outputs} if outputs else {}
+        return facts | ({"class_names": self.class_names} if self.class_names else {})
 
     @property
     def class_names(self) -> list[str] | None:

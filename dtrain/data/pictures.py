@@ -81,7 +81,8 @@ class Pictures:
     @property
     def facts(self) -> Mapping[str, Any]:
         form = self._decoder.form
-        return {"inputs": [form.channels, *form.size], "kind": "float32", "outputs": self._outputs}
+        known = {"inputs": [form.channels, *form.size], "kind": "float32", "outputs": self._outputs}
+        return known | ({"class_names": self.class_names} if self.class_names else {})
 
     @property
     def fingerprint(self) -> str:

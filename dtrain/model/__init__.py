@@ -20,7 +20,7 @@ from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import split_like
-from dtrain.model import documents, head
+from dtrain.model import documents, head, labels
 from dtrain.model.adapted import adapter_of
 from dtrain.model.patterns import freeze
 from dtrain.planned import Part
@@ -159,6 +159,7 @@ def _constructed(part: Part, target: Any, *, facts: Mapping[str, Any], seed: int
     torch.manual_seed(seed)
     model = _module(build(part))
     _check_words(model, facts)
+    labels.fit(model, facts)
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False  # the same numbers: a gradient that is clipped, averaged and sharded is dense
@@ -208,7 +209,7 @@ def caveats(model: nn.Module) -> list[str]:
                 f"{path or own_class(module).__name__} has an extra state (get_extra_state), which no checkpoint "
                 "holds: a resumed run begins with the first one again. Keep it in buffers."
             )
-    return sentences + states
+    return [*sentences, *states, *labels.notes(unwrapped(model))]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,67 @@
+"""A model of transformers beside the data that it is trained on: images of the size that it takes, and the names of its
+classes.
+"""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtrain.errors import WordsError
+
+
+def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Give the configuration of a classifier the names of the data's classes, and note outputs that no class has. A model
+    of others is left as it is. Raises WordsError for images of another size than the model takes.
+    """
+    config: Any = getattr(model, "config", None)
+    if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
+        return
+    _check_images(model, facts.get("inputs"))
+    if not type(model).__name__.endswith("Classification"):
+        return
+    names, classes = facts.get("class_names"), facts.get("outputs") or 0
+    if names and len(names) == config.num_labels:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+    pretrained = any(parameter.is_meta for parameter in model.parameters())
+    if pretrained and 1 < classes < config.num_labels:
+        vars(model)["_notes"] = [
+            f"the head of the model has {config.num_labels} outputs and the data {classes} classes: it learns that the "
+            f"others do not occur. For a head of its own type model.head=new model.config={{num_labels: {classes}}}."
+        ]
+
+
+def notes(model: nn.Module) -> list[str]:
+    """Sentences about a model and its data."""
+    return list(vars(model).get("_notes", ()))
+
+
+def _check_images(model: Any, shape: Any) -> None:
+    """Raises WordsError if the part of the model that reads images refuses those of the data."""
+    if not isinstance(shape, list) or len(shape) != 3:
+        return
+    for module in model.modules():
+        size = getattr(module, "image_size", None)
+        if size is None or not type(module).__name__.endswith("Embeddings"):
+            continue
+        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        try:
+            with torch.no_grad(), torch.random.fork_rng([]), contextlib.suppress(TypeError, RuntimeError):
+                module(torch.zeros(1, *shape, device=device))
+        except ValueError:  # which it raises for sizes alone
+            height, width = size if isinstance(size, tuple | list) else (size, size)
+            channels = getattr(model.config, "num_channels", shape[0])
+            takes, makes = f"{height} x {width}", f"{shape[1]} x {shape[2]}"
+            if (height, width) == tuple(shape[1:]) and channels == shape[0]:
+                continue
+            asked = f"data.size={height}" if height == width else f"data.size=[{height}, {width}]"
+            asked += f" data.colors={'rgb' if channels == 3 else 'grey'}" if channels != shape[0] else ""
+            other = "" if device.type == "meta" else f", or model.config={{image_size: {shape[1]}}}"
+            raise WordsError(
+                f"model: a {type(model).__name__} takes images of {takes} pixels and {channels} channel(s), and the "
+                f"data has {makes} and {shape[0]}. Type {asked}{other if shape[1] == shape[2] else ''}."
+            ) from None

@@ -5,7 +5,9 @@ is read, and a `transform(sample, generator)` is given one of its own.
 """
 
 import hashlib
+import inspect
 import random
+import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -46,6 +48,8 @@ class Samples:
     transform: Transform | None = None
     held: bool = False
     """Whether its samples are held out, for which nothing is drawn."""
+    where: Callable[[int], str] = "sample {}".format
+    """What a user calls a sample."""
 
     def one(self, index: int, epoch: int) -> Any:
         """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
@@ -60,19 +64,42 @@ class Samples:
                 f"must have samples 0 to {size - 1} ({error})"
             ) from error
         if self.transform:
-            sample = self.transform(sample, None if self.held else generator(index, epoch))
+            sample = self._transformed(self.transform, sample, index, epoch)
         optional = MASK if self.pad is not None else None
-        return sample if self.collate else _pick(sample, self.keys, f"data.dataset: sample {index}", optional=optional)
+        return sample if self.collate else _pick(sample, self.keys, self._name(index), optional=optional)
 
     def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any]:
         """(inputs, targets), tensors or mappings of tensors."""
         samples = [self.one(int(i), int(e)) for i, e in zip(index, epoch, strict=True)]
         if self.collate:
             return _converted(_pick(self.collate(samples), self.keys, "data.collate: a batch"), "data.collate:")
-        converted = [_converted(each, f"data.dataset: sample {i}:") for i, each in zip(index, samples, strict=True)]
-        return stack(
-            converted, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0])
-        )
+        converted = [_converted(each, f"{self._name(int(i))}:") for i, each in zip(index, samples, strict=True)]
+        masked = self.pad is not None and MASK in _names(self.keys[0])
+        try:
+            return stack(converted, pad=self.pad, length=self.length, masked=masked)
+        except WordsError as error:
+            if not self.transform:
+                raise
+            raise WordsError(str(error).replace("data.dataset:", "data.transform:", 1)) from error
+
+    def _name(self, index: int) -> str:
+        """A sample in a message: what the dataset gives, or what the transform makes of it."""
+        if self.transform:
+            return f"data.transform: what it returns for {self.where(index)}"
+        return f"data.dataset: {self.where(index)}"
+
+    def _transformed(self, transform: Transform, sample: Any, index: int, epoch: int) -> Any:
+        """Raises WordsError, with the sample and the place in the user's code, if the transform raises."""
+        try:
+            return transform(sample, None if self.held else generator(index, epoch))
+        except WordsError:
+            raise
+        except Exception as error:
+            code = traceback.extract_tb(error.__traceback__)[-1]
+            raise WordsError(
+                f"data.transform fails for {self.where(index)} ({type(error).__name__}: {first_line(error)}, in "
+                f"{code.filename}:{code.lineno}). It is called with (sample, generator) and returns a sample."
+            ) from error
 
 
 class Dataset:
@@ -104,6 +131,7 @@ class Dataset:
         columns: bool = False,
         split: Split | None = None,
         held: bool = False,
+        where: Callable[[int], str] = "sample {}".format,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
@@ -132,8 +160,10 @@ class Dataset:
                 f"data.transform: a {type(transform).__name__} cannot be called with (sample, generator). Name a "
                 "function, or a class with __call__."
             )
+        if transform is not None:
+            _check_call(transform)
         keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
-        self._samples = Samples(dataset, keys, pad, length, collate, transform, held)
+        self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where)
         columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._split = split or Scattered.of(self._whole, holdout if holdout_dataset is None else 0)
@@ -233,7 +263,7 @@ class Dataset:
         )  # fmt: skip
         if self._kept is not None:
             return build(self._kept, split=Scattered.of(_length(self._kept), 0))
-        return build(samples.dataset, split=rest)
+        return build(samples.dataset, split=rest, where=samples.where)
 
     def resplit(self, split: Split) -> None:
         """Train on, and hold out, other samples of the same dataset."""
@@ -244,6 +274,22 @@ class Dataset:
     @cached_property
     def _processes(self) -> Workers:
         return Workers(self._samples.batch, self._workers)
+
+
+def _check_call(transform: Transform) -> None:
+    """Raises WordsError for a transform that does not take two arguments."""
+    try:
+        takes = inspect.signature(transform)
+    except (TypeError, ValueError):  # one that is not written in Python
+        return
+    try:
+        takes.bind(None, None)
+    except TypeError:
+        name = getattr(transform, "func", transform)
+        raise WordsError(
+            f"data.transform: {getattr(name, '__qualname__', type(name).__name__)}{takes} cannot be called with "
+            "(sample, generator). Let it take both; a function of the sample alone ignores the second."
+        ) from None
 
 
 def _names(inputs: Inputs) -> Sequence[str]:

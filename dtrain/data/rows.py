@@ -46,7 +46,7 @@ class Rows(Dataset):
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
-            split=self._split_of(files, len(table)),
+            split=self._split_of(files, len(table)), where=table.where,
         )  # fmt: skip
 
     @property
@@ -182,6 +182,15 @@ class Table:
             raise IndexError(index)
         inputs, target = self._sample(np.array([index]))
         return {name: part[0] for name, part in inputs.items()} if isinstance(inputs, dict) else inputs[0], target[0]
+
+    def where(self, index: int) -> str:
+        """The file of a row, and its place there."""
+        for file in self._files:
+            size = sum(file.facts["sizes"])
+            if index < size:
+                return f"{file.url}, {file.where(index)}"
+            index -= size
+        raise IndexError(index)
 
     def lists(self, index: Indices) -> dict[str, list[Any]]:
         """The columns of rows, each a list of their values."""

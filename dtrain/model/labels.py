@@ -14,8 +14,8 @@ from dtrain.errors import WordsError
 
 
 def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Give the configuration of a classifier the names of the data's classes, and note outputs that no class has. A model
-    of others is left as it is. Raises WordsError for images of another size than the model takes.
+    """Give the configuration of a classifier the names of the data's classes, and note outputs that no class has. A
+    model of others is left as it is. Raises WordsError for images of another size than the model takes.
     """
     config: Any = getattr(model, "config", None)
     if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):

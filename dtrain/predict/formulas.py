@@ -61,11 +61,7 @@ def shapes(plan: Plan) -> Shapes | None:
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
     task = fact(plan.objective, "task")
     tokens = plan.data.get("sequence") if task == "next_token" else 1
-    if (
-        plan.model.get("freeze") or fact(plan.adapter, "trains") == "adapter"
-    ):  # what is kept for a backward depends on where it ends
-        return None
-    if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
+    if unknown(plan) or formula is None or task is None or tokens is None:
         return None
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
@@ -73,6 +69,25 @@ def shapes(plan: Plan) -> Shapes | None:
         plan.objective.get("chunk", 0), again_of(plan),
     )  # fmt: skip
     return FORMULAS[formula](part, run)
+
+
+def unknown(plan: Plan) -> str:
+    """For what, or when, `shapes` knows nothing; empty if it does."""
+    facts = facts_of(plan.data)
+    open_ = [f"model.{name}" for name, value in plan.model.items() if value == "auto" and name not in facts]
+    if plan.model.get("freeze"):
+        return "for frozen parameters"  # what is kept for a backward depends on where it ends
+    if fact(plan.adapter, "trains") == "adapter":
+        return "for an adapter"
+    if about(plan.model).get("arithmetic") is None:
+        return "for a model that is not one of dtrain's"
+    if open_:
+        return f"before the data is read, which gives {' and '.join(open_)}"
+    if fact(plan.objective, "task") is None or unstated(plan):
+        return "for a part of your own that does not state what it does"
+    if fact(plan.objective, "task") == "next_token" and plan.data.get("sequence") is None:
+        return "before the data is read, which gives the tokens of a sample"
+    return ""
 
 
 def again_of(plan: Plan) -> bool:

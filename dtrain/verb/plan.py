@@ -91,10 +91,10 @@ def before(plan: Plan) -> str:
     """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
     torch can measure is not built for it.
     """
-    shapes = None if reference.is_teacher(plan) else formulas.shapes(plan)
+    reason = "beside a teacher" if reference.is_teacher(plan) else formulas.unknown(plan)
+    shapes = None if reason else formulas.shapes(plan)
     if shapes is None:
-        kinds = "an adapter, frozen parameters, a teacher or a model of your own"
-        return screen.rows([("memory", f"not predicted for {kinds}: dtrain plan does it")])
+        return screen.rows([("memory", f"not predicted {reason}: dtrain plan does it")])
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)
     return screen.rows([*report.short(plan, prediction), *warning])

@@ -257,6 +257,31 @@ def test_a_transform_draws_by_sample_and_pass_alone(workers: int) -> None:
     assert torch.equal(held.take(place, place * 0)["inputs"], plain_held.take(place, place * 0)["inputs"])
 
 
+def _fails(sample: Any, generator: Any) -> Any:
+    if sample[1] == 2:
+        raise ValueError("no twos")
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("transform", "sentence"),
+    [
+        (lambda sample: sample, r"data.transform: .*lambda>\(sample\) cannot be called with \(sample, generator\)"),
+        (_fails, r"data.transform fails for sample 2 \(ValueError: no twos, in .*test_dataset.py:\d+\)"),
+        (lambda sample, generator: None, "data.transform: what it returns for sample 2 is None, without a target"),
+        (
+            lambda sample, generator: (sample[0], "a"),
+            "data.transform: what it returns for sample 2: the target is text",
+        ),
+        (lambda sample, generator: (sample[0][: int(sample[1])], 1), "data.transform: samples have the shapes"),
+    ],
+)
+def test_a_transform_that_fails_is_named_with_its_sample(transform: Any, sentence: str) -> None:
+    samples = [(torch.ones(4), number) for number in range(4)]
+    with pytest.raises(WordsError, match=sentence):
+        Dataset(samples, transform=transform, holdout=0).take(np.arange(4), np.zeros(4, int))
+
+
 def test_a_transform_that_is_no_function_is_refused() -> None:
     with pytest.raises(WordsError, match=r"data.transform: a int cannot be called with \(sample, generator\)"):
         Dataset(TensorDataset(torch.ones(4, 2), torch.ones(4)), transform=3)  # type: ignore[arg-type]

@@ -210,6 +210,13 @@ def test_a_row_group_is_read_once_for_a_window_of_rows(source: Any, monkeypatch:
     assert sorted(reads) == [*range(9)]
 
 
+def test_a_transform_that_fails_is_told_with_the_file_and_line(source: Any) -> None:
+    made = source("jsonl", transform=lambda sample, generator: 1 / 0)
+    index = made.original(np.array([3]))
+    with pytest.raises(DtrainError, match=rf"data.transform fails for .*rows.jsonl, line {index[0] + 1} \(ZeroDiv"):
+        made.take(np.array([3]), np.array([0]))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_are_transformed_one_by_one(format: str, source: Any, tmp_path: Path) -> None:
     from data.rows import noisy

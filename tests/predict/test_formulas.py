@@ -99,7 +99,14 @@ def test_parameters_are_those_published(words: tuple[str, ...], parameters: int)
 
 
 @pytest.mark.parametrize(
-    "words", [("model._target_=mine.Model", "trust=[mine]"), ("data=text", "data.tokenizer=somewhere.json"), ()]
+    ("words", "why"),
+    [
+        (("model._target_=mine.Model", "trust=[mine]"), "for a model that is not one of dtrain's"),
+        (("data=text", "data.tokenizer=somewhere.json"), "before the data is read, which gives model.vocab"),
+        (("data=synthetic", "model.freeze=[embedding]"), "for frozen parameters"),
+        (("data=synthetic",), ""),
+    ],
 )
-def test_what_is_not_known_here_has_no_shapes(words: tuple[str, ...]) -> None:
-    assert (formulas.shapes(plan(*(words or ("data=synthetic",)))) is None) == bool(words)
+def test_what_is_not_known_here_has_no_shapes(words: tuple[str, ...], why: str) -> None:
+    assert (formulas.shapes(plan(*words)) is None) == bool(why)
+    assert formulas.unknown(plan(*words)) == why

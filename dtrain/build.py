@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.config.facts import about
-from dtrain.errors import PreflightError, WordsError
+from dtrain.errors import PreflightError, WordsError, an
 from dtrain.planned import Part
 from dtrain.storage import hub
 
@@ -110,7 +110,7 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     if lacking:
         group = kind.__module__.removeprefix("dtrain.")
         raise WordsError(
-            f"{part['_target_']} returned a {type(made).__name__} without {', '.join(lacking)}. "
+            f"{part['_target_']} returned {an(made)} without {', '.join(lacking)}. "
             f"A part of {group} needs {', '.join(_members(kind))}. Type dtrain {group} --help."
         )
     return made
@@ -155,7 +155,7 @@ def locate(name: str) -> Any:
         hint = "Is the package installed, or in this folder?"
         raise WordsError(f"{name}: cannot be imported: {error}. {hint}") from error
     if not callable(target):
-        raise WordsError(f"{name} is a {type(target).__name__}, not a class or a function.")
+        raise WordsError(f"{name} is {an(target)}, not a class or a function.")
     function = target
     while isinstance(function, functools.partial):
         function = function.func

@@ -105,6 +105,12 @@ MOST_NAMED = 1000
 """Characters of the allowed words that an error lists."""
 
 
+def an(value: object) -> str:
+    """The type of a value with its article, such as `an int`."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint such as ` Did you mean strategy=fsdp?`, or all allowed words if none is similar; of very many, where they
     are listed.

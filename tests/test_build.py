@@ -105,7 +105,7 @@ def test_a_partial_is_where_what_it_calls_is(tmp_path: Path, monkeypatch: pytest
     assert build({"_target_": "presets.preset", "a": 1}) == 3
     with pytest.raises(WordsError, match="leads out of presets, to os"):
         locate("presets.bad")
-    with pytest.raises(WordsError, match=r"presets\.number is a int, not a class or a function"):
+    with pytest.raises(WordsError, match=r"presets\.number is an int, not a class or a function"):
         locate("presets.number")
 
 

@@ -25,7 +25,7 @@ from dtrain.data.order import _mix64
 from dtrain.data.shift import next_targets
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
-from dtrain.errors import WordsError, first_line
+from dtrain.errors import WordsError, an, first_line
 from dtrain.lifecycle import loaders
 
 Inputs = int | str | Sequence[str]
@@ -49,7 +49,7 @@ class Samples:
     held: bool = False
     """Whether its samples are held out, for which nothing is drawn."""
     where: Callable[[int], str] = "sample {}".format
-    """What a user calls a sample."""
+    """The words for a sample in a message."""
 
     def one(self, index: int, epoch: int) -> Any:
         """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
@@ -152,12 +152,12 @@ class Dataset:
             raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
         if collate is not None and not callable(collate):
             raise WordsError(
-                f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, "
+                f"data.collate: {an(collate)} cannot be called with a list of samples. Name a function, "
                 "or a class with __call__."
             )
         if transform is not None and not callable(transform):
             raise WordsError(
-                f"data.transform: a {type(transform).__name__} cannot be called with (sample, generator). Name a "
+                f"data.transform: {an(transform)} cannot be called with (sample, generator). Name a "
                 "function, or a class with __call__."
             )
         if transform is not None:

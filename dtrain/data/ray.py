@@ -27,7 +27,7 @@ from torch import Tensor
 from dtrain.cluster import ray as cluster_of
 from dtrain.data import Indices
 from dtrain.data.dataset import Dataset
-from dtrain.errors import DtrainError, PreflightError, WordsError, first_line
+from dtrain.errors import DtrainError, PreflightError, WordsError, an, first_line
 from dtrain.lifecycle import signals
 from dtrain.storage import store
 
@@ -166,7 +166,7 @@ class Blocks:
         context.enable_progress_bars = False
         made = self._make()
         if not isinstance(made, ray.data.Dataset):
-            raise WordsError(f"data.dataset returned a {type(made).__name__}, and no ray.data.Dataset")
+            raise WordsError(f"data.dataset returned {an(made)}, and no ray.data.Dataset")
         return made.materialize()
 
 

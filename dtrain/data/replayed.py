@@ -24,7 +24,7 @@ from dtrain.data import Batch, Indices, Loading
 from dtrain.data.collate import stack
 from dtrain.data.dataset import Dataset, Inputs, _converted, _pick
 from dtrain.data.shift import next_targets
-from dtrain.errors import PreflightError, WordsError, first_line
+from dtrain.errors import PreflightError, WordsError, an, first_line
 from dtrain.storage import rowindex
 
 AHEAD = 4
@@ -274,7 +274,7 @@ def _opened(stream: Any, shard: int, shards: int) -> Any:
         return made.shard(num_shards=shards, index=shard, contiguous=False) if shards > 1 else made
     if shards > 1:
         raise WordsError(
-            f"data.stream: a {type(made).__name__} is 1 shard, and {shards} data-parallel ranks need one each. Name a "
+            f"data.stream: {an(made)} is 1 shard, and {shards} data-parallel ranks need one each. Name a "
             "function make(shard, shards) that returns the part of a rank, or type devices=1."
         )
     return _iterable(made)
@@ -310,5 +310,5 @@ def _enough(count: int, shards: int, key: str) -> None:
 
 def _iterable(made: Any) -> Any:
     if not hasattr(made, "__iter__"):
-        raise WordsError(f"data.stream returned a {type(made).__name__}, which cannot be iterated over.")
+        raise WordsError(f"data.stream returned {an(made)}, which cannot be iterated over.")
     return made

@@ -14,7 +14,7 @@ from torch import Tensor
 from dtrain.build import build
 from dtrain.config.facts import about
 from dtrain.data import IGNORE, Batch
-from dtrain.errors import WordsError, first_line
+from dtrain.errors import WordsError, an, first_line
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
 from dtrain.objective import answer
@@ -130,7 +130,7 @@ def _made(name: str, part: Part, mesh: Mesh) -> Any:
         return metric
     if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
         raise WordsError(
-            f"evaluate.metrics: {part['_target_']} is a {type(metric).__name__}, which has neither `part` and `value` "
+            f"evaluate.metrics: {part['_target_']} is {an(metric)}, which has neither `part` and `value` "
             "(dtrain.metric.Metric) nor `update`, `compute` and `reset` (torchmetrics)."
         )
     if not hasattr(metric, "dist_sync_fn"):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dtrain.data import Source
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 from dtrain.secrets import masked
 
 EVENT = ("time", "event", "step")
@@ -56,7 +56,7 @@ def plain(returned: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
     returned = {} if returned is None else returned
     if not isinstance(returned, Mapping) or not all(isinstance(name, str) for name in returned):
         raise WordsError(
-            f"hook {hook} returned a {type(returned).__name__}, of which no event can be made. Let it return None, or "
+            f"hook {hook} returned {an(returned)}, of which no event can be made. Let it return None, or "
             "a dict with names as keys."
         )
     values = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in returned.items()}
@@ -67,7 +67,7 @@ def plain(returned: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise WordsError(
-                f"hook {hook} returned {name} as a {type(value).__name__}, of which no event can be made. Let it be a "
+                f"hook {hook} returned {name} as {an(value)}, of which no event can be made. Let it be a "
                 "number, a text, or lists of them (.tolist())."
             ) from error
     return values

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
+from dtrain.errors import PreflightError, StoreError, WordsError, an, first_line, nearest
 from dtrain.model.head import base_of, begin_anew
 from dtrain.storage import hub, store
 
@@ -58,7 +58,7 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
         raise WordsError(f"model.name={name} model.task={task}: {' '.join(str(error).split())[:300]}") from error
     if head == "new":
         if not (base := base_of(model)) or all(name.startswith(base) for name, _ in model.named_parameters()):
-            raise WordsError(f"model.head=new: a {type(model).__name__} has no head of its own. Leave it out.")
+            raise WordsError(f"model.head=new: {an(model)} has no head of its own. Leave it out.")
         begin_anew(model)
     return cast(nn.Module, model)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 
 
 def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
@@ -62,6 +62,6 @@ def _check_images(model: Any, shape: Any) -> None:
             asked += f" data.colors={'rgb' if channels == 3 else 'grey'}" if channels != shape[0] else ""
             other = "" if device.type == "meta" else f", or model.config={{image_size: {shape[1]}}}"
             raise WordsError(
-                f"model: a {type(model).__name__} takes images of {takes} pixels and {channels} channel(s), and the "
+                f"model: {an(model)} takes images of {takes} pixels and {channels} channel(s), and the "
                 f"data has {makes} and {shape[0]}. Type {asked}{other if shape[1] == shape[2] else ''}."
             ) from None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE, Batch, Source
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 from dtrain.mesh import Mesh
 from dtrain.objective.head import settled
 from dtrain.result import OF_THE_MACHINE
@@ -107,12 +107,12 @@ def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | No
     loss = objective.loss(outputs, batch)
     if not isinstance(loss, Loss):
         raise WordsError(
-            f"objective {type(objective).__name__}: its loss returned a {type(loss).__name__}. "
+            f"objective {type(objective).__name__}: its loss returned {an(loss)}. "
             "Let it return dtrain.objective.Loss(sum), the sum over the batch; dtrain divides it by the count."
         )
     for name, value in loss.metrics.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_complex():
-            kind = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            kind = f"of {value.dtype}" if isinstance(value, Tensor) else f"{an(value)}"
             raise WordsError(
                 f"objective {type(objective).__name__}: its metric {name!r} is {kind}. Metrics must be tensors of "
                 "real numbers, named by strings."
@@ -171,8 +171,7 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor):
         raise WordsError(
-            f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with "
-            "`logits`."
+            f"model: it returns {an(outputs)}. A tensor is needed, or an object or a mapping with `logits`."
         )
     if torch.is_grad_enabled():
         for name in losses_of(outputs):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dtrain.data import IGNORE, Batch
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 from dtrain.objective import Loss, logits_of
 from dtrain.objective.vocabulary import token_nats
 
@@ -51,7 +51,7 @@ class DPO:
         """The number of pairs."""
         targets = batch["targets"]
         if not isinstance(targets, Tensor) or targets.ndim != 3 or targets.shape[1] != 2:
-            has = list(targets.shape[1:]) if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
+            has = list(targets.shape[1:]) if isinstance(targets, Tensor) else f"{an(targets)}"
             raise WordsError(PAIRS.format(f"Those of the data are {has}."))
         for name, part in _named(batch["inputs"]):
             if part.shape[:3] != targets.shape:

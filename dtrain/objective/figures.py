@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 from dtrain.objective import Objective, check_name
 
 
@@ -35,7 +35,7 @@ def figures(
     own = final(sums, count) if final and count else {}
     if not isinstance(own, Mapping):
         raise WordsError(
-            f"objective {type(objective).__name__}: its figures returned a {type(own).__name__}. Let it return a dict "
+            f"objective {type(objective).__name__}: its figures returned {an(own)}. Let it return a dict "
             "of numbers by name."
         )
     return means | dict(_figure(objective, name, value) for name, value in own.items())
@@ -51,6 +51,6 @@ def _figure(objective: Objective, name: Any, value: Any) -> tuple[str, float]:
         if isinstance(error, WordsError):
             raise
     raise WordsError(
-        f"objective {type(objective).__name__}: its figures returned {name!r} as a {type(value).__name__}, "
+        f"objective {type(objective).__name__}: its figures returned {name!r} as {an(value)}, "
         f"{str(value)[:60]!r}. Let it return a dict of numbers by name."
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import leads
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, an
 from dtrain.objective import Loss
 
 
@@ -49,7 +49,7 @@ class Own:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise WordsError(
-                f"objective=own: the model was called with {self._labels}, but returns a {type(outputs).__name__} "
+                f"objective=own: the model was called with {self._labels}, but returns {an(outputs)} "
                 "without a `loss` that is one number. Type objective.labels=<argument of its forward>, or another "
                 "objective."
             )

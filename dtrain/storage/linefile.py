@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.errors import PreflightError
+from dtrain.errors import PreflightError, an
 from dtrain.storage import rowindex, store
 from dtrain.storage.linekinds import TYPES, Kinds, Torn, number
 from dtrain.storage.rowindex import Columns, Indices
@@ -73,7 +73,7 @@ class JsonLines(Format):
         except RecursionError:
             raise Torn("this is JSON that is nested too deeply") from None
         if not isinstance(row, dict):
-            raise Torn(f'a row is an object of columns, such as {{"text": ...}}, not a {type(row).__name__}')
+            raise Torn(f'a row is an object of columns, such as {{"text": ...}}, not {an(row)}')
         return row
 
 

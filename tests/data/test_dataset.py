@@ -76,7 +76,7 @@ def test_mappings_are_read_by_the_names_of_their_keys() -> None:
     batch = take(source, [0, 1, 2])
     assert batch["inputs"].shape == (3, 2, 3)
     assert torch.equal(batch["inputs"][:, 0, 0] % 3, batch["targets"].float())
-    assert source.facts == {"inputs": [2, 3], "kind": "float32", "outputs": 3, "vocab": 3}
+    assert source.facts == {"inputs": [2, 3], "kind": "float32", "outputs": 3, "vocab": 3, "class_names": ["a", "b", "c"]}
 
 
 def test_several_inputs_reach_the_model_by_name() -> None:
@@ -283,5 +283,5 @@ def test_a_transform_that_fails_is_named_with_its_sample(transform: Any, sentenc
 
 
 def test_a_transform_that_is_no_function_is_refused() -> None:
-    with pytest.raises(WordsError, match=r"data.transform: a int cannot be called with \(sample, generator\)"):
+    with pytest.raises(WordsError, match=r"data.transform: an int cannot be called with \(sample, generator\)"):
         Dataset(TensorDataset(torch.ones(4, 2), torch.ones(4)), transform=3)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def test_a_stream_that_cannot_be_divided_is_refused() -> None:
     assert numbers(walk(alone), 2) == [0, 1, 2, 3]
     with pytest.raises(WordsError, match=r"is 1 shard, and 2 data-parallel ranks need one each.*make\(shard, shards\)"):
         walk(alone, 0, 2)
-    with pytest.raises(WordsError, match="returned a int, which cannot be iterated over"):
+    with pytest.raises(WordsError, match="returned an int, which cannot be iterated over"):
         walk(lambda shard, shards: 3)
     with pytest.raises(WordsError, match="fewer than 2 samples, which is one batch"):
         walk(partial(streamed.plain, count=1))

@@ -164,7 +164,7 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
     [
         (
             "objective._target_=wrong_parts.Unfinished data.task=regression",
-            "returned a Unfinished without unit, count, inputs. A part of objective needs unit, count, inputs, loss",
+            "returned an Unfinished without unit, count, inputs. A part of objective needs unit, count, inputs, loss",
         ),
         (
             "objective._target_=wrong_parts.BareTensor data.task=regression",

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrain.chat import turns
 from dtrain.chat.template import BrokenTemplate, Message, Span, Template
-from dtrain.chat.turns import ANSWERS, Conversation
+from dtrain.chat.turns import ANSWERS, BadRow, Conversation
 
 Written = tuple[str, list[Span]]
 """The text of a conversation, and the spans that count."""
@@ -18,19 +19,45 @@ Written = tuple[str, list[Span]]
 
 def written(template: Template, of: Conversation, train_on: str) -> Written:
     """`train_on`: answers, last (the last answer) or all; of a conversation with a prompt, all that follows it is one
-    answer. Raises BrokenTemplate.
+    answer. An answer whose message has `train: false` or `weight: 0` does not count. Raises BrokenTemplate and BadRow.
     """
+    off = _unwanted(of, train_on)
     text, marked = template.render(of.messages, tools=of.tools)
     if train_on == "all":
         return text, [(0, len(text))]
     if of.prompt is not None:
         return text, [_added(template, of, text, of.prompt, len(of.messages))]
-    if template.marks(of.tools):
-        return text, marked if train_on == "answers" else marked[-1:]
     answers = [number for number, message in enumerate(of.messages) if message["role"] == ANSWERS]
-    if train_on == "last":
-        answers = answers[-1:]
-    return text, [_added(template, of, text, number, number + 1) for number in answers]
+    chosen = slice(None) if train_on == "answers" else slice(-1, None)
+    if not template.marks(of.tools):
+        counted = [number for number in answers[chosen] if number not in off]
+        return text, [_added(template, of, text, number, number + 1) for number in counted]
+    if not off:
+        return text, marked[chosen]
+    if len(marked) != len(answers):
+        raise BadRow(
+            f"message {min(off) + 1} is not to be learnt, and the chat template marks {len(marked)} spans for "
+            f"{len(answers)} answers, so which is its own cannot be seen"
+        )
+    return text, [span for number, span in list(zip(answers, marked, strict=True))[chosen] if number not in off]
+
+
+def _unwanted(of: Conversation, train_on: str) -> set[int]:
+    """The answers that do not count though they are answers. Raises BadRow for words that contradict `train_on`."""
+    off = set[int]()
+    for number, message in enumerate(of.messages):
+        wanted, is_answer = turns.wanted(message, number + 1), message["role"] == ANSWERS
+        if wanted is False and (train_on == "all" or (of.prompt is not None and number >= of.prompt)):
+            what = "data.train_on=all counts every token" if of.prompt is None else "all behind a prompt is learnt"
+            raise BadRow(f"message {number + 1} is not to be learnt, but {what}")
+        if message.get("train") and not is_answer and train_on != "all":
+            raise BadRow(
+                f"message {number + 1} ({message['role']}) has train: true, and of a conversation the messages of the "
+                "assistant are learnt. Leave it out, or type data.train_on=all"
+            )
+        if wanted is False and is_answer:
+            off.add(number)
+    return off
 
 
 def counts(offsets: Sequence[Span], spans: Sequence[Span]) -> NDArray[np.uint8]:

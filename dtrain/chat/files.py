@@ -25,7 +25,7 @@ from dtrain.storage import rowfile, rowindex, store
 from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
 from dtrain.storage.rowindex import File, Indices
 
-VERSION = 1
+VERSION = 2
 PRINT = re.compile(r"chat-(\d+)-\w{32}")
 KNOWN = ("jsonl", "parquet", "hf")
 BESIDE = (".tokens", ".counts", ".ends", ".firsts")

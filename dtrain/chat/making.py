@@ -145,6 +145,8 @@ def _texts(
         for of in several:
             texts.append(counted.written(template, of, train_on if len(several) == 1 else "answers"))
         return texts
+    except turns.BadRow as error:
+        raise PreflightError(f"{where}: {error.sentence}") from None
     except BrokenTemplate as error:
         raise PreflightError(
             f"{where}: the chat template refuses {counted.breaks(template, of)}: {error}."

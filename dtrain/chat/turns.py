@@ -107,6 +107,20 @@ def conversations(kind: str, row: Mapping[str, Any], known: Sequence[str] = ROLE
     return _pair(row, known, tools)
 
 
+def wanted(message: Message, number: int) -> bool | None:
+    """Whether a message is to be learnt, by its `train` or `weight`; None if it does not say. Raises BadRow."""
+    if message.get("train_detail"):
+        raise BadRow(f"message {number} has train_detail, and a message counts as a whole or not at all")
+    for name in ("train", "weight"):
+        value = message.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise BadRow(f"message {number} has {name}: {value!r}, not 1 (it counts) or 0 (it does not)")
+        return bool(value)
+    return None
+
+
 def _pair(row: Mapping[str, Any], known: Sequence[str], tools: Any) -> list[Conversation]:
     both = [_turn(row[name], ANSWERS, known, name) for name in ("chosen", "rejected")]
     begun = all(each and each[0]["role"] != ANSWERS for each in both)

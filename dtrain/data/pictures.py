@@ -75,6 +75,10 @@ class Pictures:
         return self._decoder.images.classes
 
     @property
+    def notes(self) -> list[str]:
+        return [f"data.path: {note}" for note in self._decoder.images.notes]
+
+    @property
     def class_names(self) -> list[str] | None:
         return None if isinstance(self.classes, int) else list(self.classes)
 

@@ -5,8 +5,10 @@ Pillow's 255 levels in less than half the time.
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,7 @@ class Form:
         """[height, width, channels]"""
         from PIL import Image, UnidentifiedImageError
 
+        _quiet()
         try:
             with Image.open(io.BytesIO(data)) as image:
                 orientation = image.getexif().get(ORIENTATION, 1)
@@ -117,6 +120,14 @@ class Form:
         wide, tall = min(width, round(height * RATIOS[1])), min(height, round(width / RATIOS[0]))
         left, top = (width - wide) // 2, (height - tall) // 2
         return left, top, left + wide, top + tall
+
+
+@cache
+def _quiet() -> None:
+    """Keep Pillow's warning of a large image from the user: one that is too large is refused."""
+    from PIL import Image
+
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def _draft(image: Any, across: float, down: float) -> None:

@@ -81,11 +81,11 @@ def check_beginnings(root: str, entries: Sequence[Entry]) -> None:
 # folders
 
 
-def listed(path: str, folders: dict[str, int]) -> tuple[list[Entry], list[str]]:
-    """The images of class folders, sorted, and the names of the classes; `folders` gets all folders and their times.
-    Raises PreflightError.
+def listed(path: str, folders: dict[str, int], others: list[str]) -> tuple[list[Entry], list[str]]:
+    """The images of class folders, sorted, and the names of the classes; `folders` gets all folders and their times,
+    `others` the files there that are no images by their names. Raises PreflightError.
     """
-    files, kept = _below(path, folders)
+    files, kept = _below(path, folders, others)
     below = {name.split("/")[0] for name in folders if name not in ("", ".")}
     classes = sorted(name for name in below if not name.startswith("."))
     _check_classes(path, kept, classes)
@@ -93,14 +93,16 @@ def listed(path: str, folders: dict[str, int]) -> tuple[list[Entry], list[str]]:
     return [(name, *files[name], number[name.split("/")[0]]) for name in kept], [*map(shown, classes)]
 
 
-def unlabelled(path: str, folders: dict[str, int]) -> list[Entry]:
-    """All images below a folder, sorted, as of one class; `folders` as for `listed`. Raises PreflightError."""
-    files, kept = _below(path, folders)
+def unlabelled(path: str, folders: dict[str, int], others: list[str]) -> list[Entry]:
+    """All images below a folder, sorted, as of one class; arguments as of `listed`. Raises PreflightError."""
+    files, kept = _below(path, folders, others)
     _check_some(path, kept)
     return [(name, *files[name], 0) for name in kept]
 
 
-def _below(path: str, folders: dict[str, int]) -> tuple[dict[str, tuple[int, int]], list[str]]:
+def _below(
+    path: str, folders: dict[str, int], others: list[str]
+) -> tuple[dict[str, tuple[int, int]], list[str]]:  # fmt: skip
     """(bytes and time of the files below a folder, the images among them, sorted)."""
     files = dict[str, tuple[int, int]]()
     if store.is_local(path):
@@ -108,24 +110,29 @@ def _below(path: str, folders: dict[str, int]) -> tuple[dict[str, tuple[int, int
         if not root.is_dir():
             what = "this is a file, and no table" if root.exists() else "no folder is there"
             raise PreflightError(f"data.path={path}: {what}. Name a folder of class folders, or a table.")
-        for name, state in _walk(root, "", {}, folders):
+        for name, state in _walk(root, "", {}, folders, others):
             files[name] = state.st_size, state.st_mtime_ns
     else:
         entries = store.tree(path, depth=DEPTH)
         files = {name: (size, 0) for name, size in entries.items() if size >= 0}
         folders |= {name: 0 for name, size in entries.items() if size < 0}
         folders |= {name.rpartition("/")[0]: 0 for name in files if "/" in name}
+        others += [name for name in files if "/" in name and not _is_image(name) and not _is_hidden(name)]
         if not entries:
             raise PreflightError(f"data.path={path}: no folder is there.")
     return files, sorted(name for name in files if _is_image(name))
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in name.split("/"))
+    return name.lower().endswith(SUFFIXES) and not _is_hidden(name)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _walk(
-    folder: Path, above: str, outer: Mapping[tuple[int, int], str], folders: dict[str, int]
+    folder: Path, above: str, outer: Mapping[tuple[int, int], str], folders: dict[str, int], others: list[str]
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Files below a folder. `outer`: the folders that it is in, to notice a link that leads back to one."""
     try:
@@ -140,12 +147,15 @@ def _walk(
         for entry in entries:
             if entry.is_dir():
                 if not entry.name.startswith("."):
-                    yield from _walk(Path(entry.path), f"{above}{entry.name}/", {**outer, place: str(folder)}, folders)
+                    inside = {**outer, place: str(folder)}
+                    yield from _walk(Path(entry.path), f"{above}{entry.name}/", inside, folders, others)
             elif entry.name.lower().endswith(SUFFIXES):
                 found = entry.stat()
                 if not stat.S_ISREG(found.st_mode):
                     raise PreflightError(f"data.path: {shown(entry.path)} is no file. Remove what is no image.")
                 yield above + entry.name, found
+            elif above and not entry.name.startswith("."):
+                others.append(above + entry.name)
     except OSError as error:
         raise PreflightError(
             f"data.path: {shown(str(error.filename or folder))} cannot be read: {error.strerror}."

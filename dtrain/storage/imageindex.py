@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dtrain.errors import PreflightError, StoreError
 from dtrain.storage import rowindex, store
 from dtrain.storage.imagefiles import (
+    SUFFIXES,
     Entry,
     check_beginnings,
     is_table,
@@ -48,6 +49,10 @@ class Images:
     @property
     def classes(self) -> Sequence[str] | int:
         return list(self.facts["classes"]) or int(self.facts["outputs"])
+
+    @property
+    def notes(self) -> list[str]:
+        return [self.facts["others"]] if self.facts.get("others") else []
 
     @property
     def digest(self) -> str:
@@ -108,13 +113,15 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | N
     with rowindex.locked(stem):
         facts = _known(stem)
         if facts is None or not _is_current(path, facts):
-            folders = dict[str, int]()
+            folders, others = dict[str, int](), list[str]()
             if is_table(path):
                 entries, classes, outputs = rows(path, cache, image, label)
             else:
-                entries, classes = (unlabelled(path, folders), []) if label is None else listed(path, folders)
+                entries, classes = (
+                    (unlabelled(path, folders, others), []) if label is None else listed(path, folders, others)
+                )
                 outputs = len(classes)
-            facts = _written(stem, path, entries, classes, outputs, folders)
+            facts = _written(stem, path, entries, classes, outputs, {"folders": folders, "others": _said(others)})
     return Images(root_of(path), facts, f"{stem}-{facts['key']}")
 
 
@@ -159,9 +166,11 @@ def _is_current(path: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _written(
-    stem: Path, path: str, entries: Sequence[Entry], classes: Sequence[str], outputs: int, folders: Mapping[str, int]
+    stem: Path, path: str, entries: Sequence[Entry], classes: Sequence[str], outputs: int, beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keep an index. Its arrays have a name of their content, because others may have opened older ones."""
+    """Keep an index, with what is known `beside` the images. Its arrays have a name of their content, because others
+    may have opened older ones.
+    """
     names = [name.encode(errors="surrogateescape") for name, *_ in entries]
     table = np.array([entry[1:] for entry in entries], np.int64)
     table = np.concatenate([np.cumsum([*map(len, names)])[:, None], table], 1)
@@ -179,11 +188,20 @@ def _written(
         part.replace(part.with_suffix(""))
     facts = {
         "stem": str(stem), "key": key, "sha256": digest.hexdigest(), "sizes": [len(entries)], "kinds": {},
-        "classes": classes, "outputs": outputs, "folders": folders,
+        "classes": classes, "outputs": outputs, **beside,
         "fingerprint": store.fingerprint(path) if is_table(path) else "",
     }  # fmt: skip
     store.write(f"{stem}.json", json.dumps(facts).encode())
     return facts
+
+
+def _said(others: Sequence[str]) -> str:
+    """A sentence about files that are no images by their names; empty if there are none."""
+    if not others:
+        return ""
+    files, are = ("1 file", "is") if len(others) == 1 else (f"{len(others)} files", "are")
+    ends = ", ".join(SUFFIXES)
+    return f"{files} in class folders, such as {shown(min(others))}, {are} passed over: names of images end in {ends}"
 
 
 @lru_cache(8)

@@ -41,6 +41,10 @@ class ImageRows:
         return list(self.facts["classes"]) or int(self.facts["outputs"])
 
     @property
+    def notes(self) -> list[str]:
+        return []
+
+    @property
     def digest(self) -> str:
         return str(self.facts["sha256"])
 

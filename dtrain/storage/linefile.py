@@ -28,7 +28,7 @@ HEAD = 1 << 20
 LONGEST = 1 << 30
 """Bytes of the longest first row."""
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
-LINE = b"\n"
+LINE, BOM = b"\n", b"\xef\xbb\xbf"
 TOGETHER = 4096
 """Rows that are parsed at once, where that is possible."""
 
@@ -62,8 +62,9 @@ class JsonLines(Format):
     how = ("jsonl",)
 
     def header(self, beginning: bytes) -> tuple[list[str], int]:
-        first = next((line for line in beginning.splitlines() if line.strip()), b"")
-        return list(self.parse(first, ())), 0
+        begin = len(BOM) if beginning.startswith(BOM) else 0
+        first = next((line for line in beginning[begin:].splitlines() if line.strip()), b"")
+        return list(self.parse(first, ())), begin
 
     def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
         try:
@@ -90,7 +91,7 @@ class Separated(Format):
         data = np.frombuffer(beginning, np.uint8)
         ends = np.flatnonzero((data == 10) & ~self.quoted(data, 0)[0])
         end = int(ends[0]) + 1 if len(ends) else len(beginning)
-        names = self._cells(beginning[:end].removeprefix(b"\xef\xbb\xbf"))
+        names = self._cells(beginning[:end].removeprefix(BOM))
         if len({*names}) < len(names):
             double = next(name for name in names if names.count(name) > 1)
             raise Torn(f"two columns have the name {double!r}")

@@ -26,6 +26,11 @@ class Records(Protocol):
         ...
 
     @property
+    def notes(self) -> list[str]:
+        """Sentences about what is there beside the images."""
+        ...
+
+    @property
     def digest(self) -> str:
         """Of names, sizes and classes."""
         ...

@@ -53,6 +53,10 @@ class Shards:
     codes: Sequence[Sequence[int]] = field(repr=False)
 
     @property
+    def notes(self) -> list[str]:
+        return []
+
+    @property
     def digest(self) -> str:
         digest = hashlib.sha256(json.dumps([facts["sha256"] for facts in self.facts]).encode())
         return digest.hexdigest()

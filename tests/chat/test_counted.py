@@ -10,7 +10,7 @@ from chat import talks
 from dtrain.chat.counted import breaks, counts, written
 from dtrain.chat.template import BrokenTemplate, Template
 from dtrain.chat.tokenizer import Tokenizer, described
-from dtrain.chat.turns import Conversation
+from dtrain.chat.turns import BadRow, Conversation
 
 TALK = talks.said("hi", "hello", "and?", "no")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -37,6 +37,34 @@ def test_answers_count(template: str, answers: list[str]) -> None:
         answers[-1].strip()
     )
     assert learnt(text, TALK[:2]) == []
+
+
+@pytest.mark.parametrize("template", ["CHATML", "MARKED"])
+def test_an_answer_that_is_not_to_be_learnt_does_not_count(template: str) -> None:
+    text, (first, last) = getattr(talks, template), learnt(getattr(talks, template))
+    for off in ({"train": False}, {"weight": 0}, {"weight": 0.0}):
+        talk = [*TALK[:2], {**TALK[2], **off}, *TALK[3:]]
+        assert TALK[2]["role"] == "assistant" and learnt(text, talk) == [last] == learnt(text, talk, train_on="last")
+    talk = [*TALK[:-1], {**TALK[-1], "weight": 0}]
+    assert learnt(text, talk) == [first] and learnt(text, talk, train_on="last") == []
+    assert learnt(text, [{**each, "weight": 1} for each in TALK]) == [first, last]
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "given", "why"),
+    [
+        (2, {"train": False}, {"train_on": "all"}, "message 3 is not to be learnt, but data.train_on=all counts every"),
+        (2, {"weight": 0}, {"prompt": 2}, "message 3 is not to be learnt, but all behind a prompt is"),
+        (2, {"weight": 0.5}, {}, r"message 3 has weight: 0.5, not 1 \(it counts\) or 0"),
+        (2, {"train": "no"}, {}, "message 3 has train: 'no', not 1"),
+        (2, {"train_detail": [{}]}, {}, "message 3 has train_detail"),
+        (1, {"train": True}, {}, r"message 2 \(user\) has train: true"),
+    ],
+)
+def test_words_about_learning_that_contradict_are_told(number: int, words: Any, given: Any, why: str) -> None:
+    talk = [{**each, **(words if place == number else {})} for place, each in enumerate(TALK)]
+    with pytest.raises(BadRow, match=why):
+        learnt(talks.CHATML, talk, **given)
 
 
 def test_all_that_follows_a_prompt_is_one_answer() -> None:

@@ -76,7 +76,13 @@ def test_mappings_are_read_by_the_names_of_their_keys() -> None:
     batch = take(source, [0, 1, 2])
     assert batch["inputs"].shape == (3, 2, 3)
     assert torch.equal(batch["inputs"][:, 0, 0] % 3, batch["targets"].float())
-    assert source.facts == {"inputs": [2, 3], "kind": "float32", "outputs": 3, "vocab": 3, "class_names": ["a", "b", "c"]}
+    assert source.facts == {
+        "inputs": [2, 3],
+        "kind": "float32",
+        "outputs": 3,
+        "vocab": 3,
+        "class_names": ["a", "b", "c"],
+    }
 
 
 def test_several_inputs_reach_the_model_by_name() -> None:

@@ -31,7 +31,8 @@ def test_each_image_is_one_sample_with_its_class(flowers: Path, tmp_path: Path) 
     source = build(flowers, tmp_path)
     held = source.holdout()
     assert (len(source), len(held)) == (29, 7)
-    assert source.facts == {"inputs": [3, 8, 8], "kind": "float32", "outputs": 3}
+    names = ["daisy", "rose", "tulip"]
+    assert source.facts == {"inputs": [3, 8, 8], "kind": "float32", "outputs": 3, "class_names": names}
     assert source.classes == ["daisy", "rose", "tulip"]
     both = [*source.original(np.arange(29)), *held.original(np.arange(7))]
     assert sorted(both) == list(range(36))

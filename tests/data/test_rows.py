@@ -210,6 +210,15 @@ def test_a_row_group_is_read_once_for_a_window_of_rows(source: Any, monkeypatch:
     assert sorted(reads) == [*range(9)]
 
 
+def test_lines_of_json_may_begin_with_a_byte_order_mark(source: Any, tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "rows.jsonl", rows()))
+    plain = everything(source("jsonl", str(path)))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert everything(source("jsonl", str(path))) == plain
+    path.write_bytes(path.read_bytes().splitlines()[0])
+    Reader("jsonl", tmp_path / "cache").check(str(path), ["a"])
+
+
 def test_a_transform_that_fails_is_told_with_the_file_and_line(source: Any) -> None:
     made = source("jsonl", transform=lambda sample, generator: 1 / 0)
     index = made.original(np.array([3]))

@@ -64,6 +64,15 @@ def test_images_to_predict_need_no_class(tmp_path: Path) -> None:
     assert opened(root, tmp_path).classes == ["daisy", "rose", "tulip"]
 
 
+def test_files_in_class_folders_that_are_no_images_are_counted(tmp_path: Path) -> None:
+    root = folder(tmp_path / "flowers", 3)
+    assert opened(root, tmp_path).notes == []
+    for name in ("rose/a.svg", "daisy/b.heic", "rose/.hidden", "README.md"):
+        (root / name).write_text("")
+    (note,) = opened(root, tmp_path).notes
+    assert note.startswith("2 files in class folders, such as daisy/b.heic, are passed over: names of images end in")
+
+
 def test_an_index_is_kept_until_a_file_comes_goes_or_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, made = folder(tmp_path / "flowers", 3), list[int]()
     listed = imageindex.listed

@@ -30,6 +30,9 @@ from dtrain.storage.disk import a_file
 from dtrain.storage.patience import on_disk
 from dtrain.weights import ForeignError, Piece, Stored, Weights, contiguous, names, place, plain, torchfile
 
+HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
+LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of classes of transformers whose weights have a head."""
 STREAMS = 2
 """Pieces that a rank reads at a time; each may be in memory beside the model."""
 BUFFER = 4 << 20
@@ -144,11 +147,22 @@ def match(
             one = sources.setdefault(first, theirs[further])
             if weights.tensors[one] != weights.tensors[theirs[further]]:
                 twins[first] = one, theirs[further]
+    sources |= _of_tied(weights, set(wanted) - set(sources), sources)
     missing, left = set(wanted) - set(sources), set(theirs) - set(wanted) - set(tied)
     left = {name for name in left if name.startswith(base)}
     faults += [*names.listed("missing", missing), *names.listed("left over", {theirs[name] for name in left})]
     hint = names.hint(missing, {theirs[name] for name in left}) if missing or left else ""
     return Match(sources, faults, hint, twins)
+
+
+def _of_tied(weights: Weights, missing: Collection[str], sources: Mapping[str, str]) -> dict[str, str]:
+    """The head of a model that is not tied, from the embedding of weights that are: they have one tensor for both."""
+    config = weights.config or {}
+    kinds = [str(name).endswith(LANGUAGE) for name in config.get("architectures") or ()]
+    embeddings = [theirs for name, theirs in sources.items() if name.endswith(EMBEDDINGS)]
+    if HEAD not in missing or len(embeddings) != 1 or not config.get("tie_word_embeddings", any(kinds)):
+        return {}
+    return {HEAD: embeddings[0]}
 
 
 def untied(weights: Weights, twins: Mapping[str, tuple[str, str]], wanted: Mapping[str, Tensor]) -> list[str]:

@@ -17,6 +17,7 @@ from torch import nn
 from dtrain.errors import PreflightError, StoreError, WordsError, an, first_line, nearest
 from dtrain.model.head import base_of, begin_anew
 from dtrain.storage import hub, store
+from dtrain.weights.place import near
 
 TASKS = {
     "causal_lm": "AutoModelForCausalLM", "classification": "AutoModelForSequenceClassification",
@@ -76,7 +77,7 @@ def read(name: str) -> dict[str, Any]:
         if error.kind == "missing":
             raise WordsError(
                 f"model.name={name}: there is no {where}. Type a folder or URL with config.json, or "
-                "<organisation>/<name> of the Hugging Face hub."
+                f"<organisation>/<name> of the Hugging Face hub. {near(place)}".rstrip()
             ) from error
         raise
     except (ValueError, RecursionError) as error:

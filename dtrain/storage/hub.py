@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -85,7 +86,8 @@ def read(url: str, file: str) -> bytes:
         return Path(client(url).hf_hub_download(name, file, revision=revision or None)).read_bytes()
     except (OSError, ValueError) as error:  # its own are of both classes
         reason = absent(name) or first_line(error).rstrip(".")
-        raise PreflightError(f"{url}: {file} cannot be read from the Hugging Face hub: {reason}.") from error
+        here = _not_here(name)
+        raise PreflightError(f"{url}: {file} cannot be read from the Hugging Face hub: {reason}{here}.") from error
 
 
 def files(url: str, names: Sequence[str]) -> dict[str, bytes]:
@@ -95,8 +97,22 @@ def files(url: str, names: Sequence[str]) -> dict[str, bytes]:
         place = Path(client(url).snapshot_download(name, revision=revision or None, allow_patterns=[*names]))
     except (OSError, ValueError) as error:
         reason = absent(name) or first_line(error).rstrip(".")
-        raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}.") from error
+        raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}{_not_here(name)}.") from error
     return {each: (place / each).read_bytes() for each in names if (place / each).is_file()}
+
+
+def _not_here(name: str) -> str:
+    """The end of a sentence for a name that may be meant as a folder here, with the nearest one."""
+    folder, last = Path(name).parent, Path(name).name
+    if not folder.is_dir():
+        there = {path.name for path in Path().iterdir() if (path / last).is_dir()}
+        near = [f"{each}/{last}" for each in get_close_matches(str(folder), there, n=1, cutoff=0.5)]
+    else:
+        there = {path.name for path in folder.iterdir() if path.is_dir()}
+        near = [f"{folder}/{each}" for each in get_close_matches(last, there, n=1, cutoff=0.5)]
+    if not near and not folder.is_dir():
+        return ""
+    return f"; and there is no folder {name}" + f". Did you mean {near[0]}" * bool(near)
 
 
 def client(url: str) -> Any:

@@ -35,7 +35,7 @@ from dtrain.model.gpt import GPT
 from dtrain.parallel.order import parallelize
 from dtrain.planned import PipelineShape
 from dtrain.storage import store
-from dtrain.weights import ForeignError, place
+from dtrain.weights import ForeignError, Stored, Weights, names, place
 
 UNPICKLE = distributed_c10d._tensor_to_object  # type: ignore[attr-defined]
 """With which torch's own save gathers its plan, and which the ranks of tests forbid."""
@@ -229,6 +229,24 @@ def test_a_tied_weight_may_have_either_name(tmp_path: Path) -> None:
         file = tmp_path / f"{dropped}.safetensors"
         save_file({name: tensor for name, tensor in expected.items() if name != dropped}, file)
         equal(on_mesh(lambda mesh, file=file: filled(mesh, str(file), tied=True), dp_shard=2), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "copied"),
+    [
+        ({"tie_word_embeddings": True}, True),
+        ({"architectures": ["Qwen2ForCausalLM"]}, True),
+        ({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False}, False),
+        ({"architectures": ["Qwen2Model"]}, False),
+        (None, False),
+    ],
+)
+def test_a_head_that_is_not_tied_begins_as_the_embedding_of_weights_that_are(config: Any, copied: bool) -> None:
+    table = "model.embed_tokens.weight"
+    weights = Weights("x", "a folder", {table: Stored("float32", (4, 2), ())}, config)
+    matched = adopting.match(weights, [table, "lm_head.weight"], {}, names.table(None))
+    assert matched.sources == ({table: table, "lm_head.weight": table} if copied else {table: table})
+    assert bool(matched.faults) != copied
 
 
 def test_weights_that_are_tied_here_and_differ_there_are_told(tmp_path: Path) -> None:

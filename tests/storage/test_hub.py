@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from small import plan
 
+from dtrain.errors import PreflightError
 from dtrain.launcher import preflight
 from dtrain.storage import hub
 
@@ -205,3 +206,21 @@ def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
         assert code == 0 and "does not answer" not in printed, printed
     code, printed = planned(url)
     assert code == 0 and "does not answer" in printed, printed
+
+
+def test_a_folder_that_is_gone_is_told_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def client(url: str) -> Any:
+        raise OSError("no network")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "client", client)
+    (tmp_path / "models/vit-small").mkdir(parents=True)
+    for name, near in (
+        ("models/vit-smal", "; and there is no folder models/vit-smal. Did you mean models/vit-small."),
+        ("model/vit-small", "; and there is no folder model/vit-small. Did you mean models/vit-small."),
+        ("models/qwen", "; and there is no folder models/qwen."),
+        ("google/vit-base", "no network."),
+    ):
+        with pytest.raises(PreflightError) as error:
+            hub.read(hub.place(name), "config.json")
+        assert str(error.value).endswith(near)

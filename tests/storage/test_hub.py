@@ -214,6 +214,7 @@ def test_a_folder_that_is_gone_is_told_with_the_nearest(tmp_path: Path, monkeypa
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "client", client)
+    monkeypatch.setattr(hub, "absent", lambda name: "")
     (tmp_path / "models/vit-small").mkdir(parents=True)
     for name, near in (
         ("models/vit-smal", "; and there is no folder models/vit-smal. Did you mean models/vit-small."),

@@ -110,9 +110,9 @@ def _not_here(name: str) -> str:
     else:
         there = {path.name for path in folder.iterdir() if path.is_dir()}
         near = [f"{folder}/{each}" for each in get_close_matches(last, there, n=1, cutoff=0.5)]
-    if not near and not folder.is_dir():
-        return ""
-    return f"; and there is no folder {name}" + f". Did you mean {near[0]}" * bool(near)
+    if not near:
+        return f"; and there is no folder {name}" if folder.is_dir() else ""
+    return f"; and there is no folder {name}, but {near[0]}"
 
 
 def client(url: str) -> Any:

@@ -217,8 +217,8 @@ def test_a_folder_that_is_gone_is_told_with_the_nearest(tmp_path: Path, monkeypa
     monkeypatch.setattr(hub, "absent", lambda name: "")
     (tmp_path / "models/vit-small").mkdir(parents=True)
     for name, near in (
-        ("models/vit-smal", "; and there is no folder models/vit-smal. Did you mean models/vit-small."),
-        ("model/vit-small", "; and there is no folder model/vit-small. Did you mean models/vit-small."),
+        ("models/vit-smal", "; and there is no folder models/vit-smal, but models/vit-small."),
+        ("model/vit-small", "; and there is no folder model/vit-small, but models/vit-small."),
         ("models/qwen", "; and there is no folder models/qwen."),
         ("google/vit-base", "no network."),
     ):

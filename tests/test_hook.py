@@ -37,7 +37,7 @@ def test_what_is_no_mapping_of_names_is_refused(said: Any) -> None:
 @pytest.mark.parametrize("value", [torch.ones(2), object(), {"deep": {1, 2}}])
 def test_what_no_event_can_hold_is_named(value: Any) -> None:
     with pytest.raises(
-        WordsError, match=r"^hook Mine returned margins as a (Tensor|object|dict), of which no event can be made"
+        WordsError, match=r"^hook Mine returned margins as an? (Tensor|object|dict), of which no event can be made"
     ):
         plain({"margins": value}, "Mine")
 

@@ -271,13 +271,11 @@ def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple
     return model, source.take(*samples(np.arange(size), n=len(source), seed=derive(seed, "data")))
 
 
-def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 1e-5) -> None:
-    """Losses, norms and weights are those of the reference: relative to their size, and weights to the largest of their tensor."""
-    for name in ("losses", "norms"):
-        torch.testing.assert_close(torch.tensor(run[name]), torch.tensor(reference[name]), rtol=tolerance, atol=0)
-    assert run["weights"].keys() == reference["weights"].keys()
-    for name, values in reference["weights"].items():
-        here, there = torch.tensor(run["weights"][name]), torch.tensor(values)
+def alike(tensors: dict[str, Any], reference: dict[str, Any], tolerance: float) -> None:
+    """Every tensor is that of the reference, relative to its largest number."""
+    assert tensors.keys() == reference.keys()
+    for name, values in reference.items():
+        here, there = torch.tensor(tensors[name]), torch.tensor(values)
         torch.testing.assert_close(
             here,
             there,
@@ -285,3 +283,10 @@ def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 
             atol=tolerance * there.abs().max().item(),
             msg=lambda text, name=name: f"{name}: {text}",
         )
+
+
+def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 1e-5) -> None:
+    """Losses, norms and weights are those of the reference: relative to their size, and weights to the largest of their tensor."""
+    for name in ("losses", "norms"):
+        torch.testing.assert_close(torch.tensor(run[name]), torch.tensor(reference[name]), rtol=tolerance, atol=0)
+    alike(run["weights"], reference["weights"], tolerance)

@@ -10,7 +10,7 @@ import torch
 from paired import dpo
 from paired import parts_of as pairs
 from pool import resident
-from small import PARTS, STRATEGIES, UNEVEN, few_steps, joined, small_gpt, tokens
+from small import PARTS, STRATEGIES, UNEVEN, alike, few_steps, joined, small_gpt, tokens
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -72,16 +72,7 @@ KINDS = {
 
 def same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-6) -> None:
     torch.testing.assert_close(torch.tensor(one["losses"]), torch.tensor(other["losses"]), rtol=tolerance, atol=0)
-    assert one["gradients"].keys() == other["gradients"].keys()
-    for name, values in other["gradients"].items():
-        here, there = torch.tensor(one["gradients"][name]), torch.tensor(values)
-        torch.testing.assert_close(
-            here,
-            there,
-            rtol=0,
-            atol=tolerance * there.abs().max().item(),
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+    alike(one["gradients"], other["gradients"], tolerance)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -5,6 +5,7 @@ They come from one rank that holds the whole model: a pipeline of pp ranks takes
 of the bubble; its fullest rank holds at least 1 / pp of the weights.
 """
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 from dtrain.cluster import Machine
 from dtrain.config.facts import fact
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
-from dtrain.predict.collectives import collectives
+from dtrain.predict.collectives import collectives, of_data_axes
 from dtrain.predict.schedule import in_flight
 from dtrain.predict.shapes import Shapes, types_of
-from dtrain.predict.state_bytes import Holding, count_state, holding_of
+from dtrain.predict.state_bytes import Holding, count_state, gathered, holding_of
 from dtrain.predict.time import (
     BLOCKING,
     blocking_seconds,
@@ -147,7 +148,7 @@ class Sent(NamedTuple):
 
 def _data(plan: Plan, shapes: Shapes, machine: Machine) -> Sent:
     spent, among = {"weights": 0.0, "gradients": 0.0}, groups(plan)
-    for call in collectives(plan, shapes):
+    for call in of_data_axes(plan, shapes):
         if call.what in spent and call.axis not in BLOCKING:
             spent[call.what] += call_seconds(call, among[call.axis], machine, plan.devices)
     return Sent(
@@ -170,8 +171,11 @@ class State(NamedTuple):
 
 def _state(plan: Plan, shapes: Shapes, machine: Machine) -> State:
     away, types, sizes = holding_of(plan).cpu and plan.device != "cpu", types_of(plan), count_state(plan, shapes.blocks)
-    alone = replace(plan, mesh=MeshShape(tp=plan.mesh.tp, ep=plan.mesh.ep, dp_replicate=plan.mesh.ep))
-    whole = count_state(alone, shapes.blocks).gradients
+    whole = sum(
+        block.count * weight.trained * math.prod(gathered(plan, weight)) * types.param
+        for block in shapes.blocks
+        for weight in block.weights
+    )
     kept = 0 if away else sizes.parameters + sizes.optimizer + sizes.average
     return State(kept, 0 if away else sizes.gradients, whole, whole / types.param * types.compute)
 

@@ -13,7 +13,7 @@ included.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,16 +51,20 @@ def collectives(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
     return _of(View(plan, shapes, rank, stages_of(plan, shapes)))
 
 
+def of_data_axes(plan: Plan, shapes: Shapes) -> tuple[Call, ...]:
+    """Those of `collectives` that gather weights and reduce gradients over the data axes."""
+    return _of(View(plan, shapes, 0, stages_of(plan, shapes)), [_data])
+
+
 def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
     """Collectives of one rank with each pipeline rank."""
     every = stages_of(plan, shapes)
     return [_of(View(plan, shapes, rank, every)) for rank in range(plan.mesh.pp)]
 
 
-def _of(view: View) -> tuple[Call, ...]:
-    parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
+def _of(view: View, parts: Sequence[Callable[[View], Iterable[Call]]] = ()) -> tuple[Call, ...]:
     merged: dict[tuple[str, str, str, str], tuple[int, float]] = {}
-    for call in (call for part in parts for call in part(view)):
+    for call in (call for part in parts or PARTS for call in part(view)):
         key = (call.axis, call.kind, call.what, call.when)
         if call.calls and view.groups[call.axis].size > 1:
             calls, size = merged.get(key, (0, 0.0))
@@ -362,3 +366,6 @@ def _loop(view: View) -> Iterator[Call]:
     for axis in ("batch", "pp"):
         yield Call(axis, "all_reduce", "rows of the log", 1, 4 * names * plan.log_every, "flush")
     yield Call("world", "all_reduce", "agreement on a stop", 1, STOP_BYTES, "agreement")
+
+
+PARTS = _data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop

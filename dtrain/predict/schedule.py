@@ -6,8 +6,8 @@ One pipeline is simulated for all replicas: the cost grows with pp x stages x mi
 ranks.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -104,6 +104,75 @@ def _orders(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) ->
     return ranks
 
 
+class Step(NamedTuple):
+    """One action in an order that every rank can follow: where its seconds are in a table of kinds and stages, and the
+    places of the result of another rank that it waits for and of its own (NONE, UNUSED: there is none).
+    """
+
+    action: Action
+    rank: int
+    cost: int
+    source: int
+    target: int
+
+
+KINDS = "FBIW"
+NONE, UNUSED = -1, -2
+
+
+def _steps(shape: PipelineShape, pp: int, microbatches: int) -> list[Step]:
+    return _in_order(_class_of(shape), shape, pp, microbatches)
+
+
+@lru_cache(maxsize=16)
+def _in_order(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> list[Step]:
+    """Every action of a pipeline, after the ones that it needs. Raises WordsError if there is no such order."""
+    owners, ranks = shape.owners(pp), orders(shape, pp, microbatches)
+    last, size = len(owners) - 1, len(owners) * microbatches
+    done, position, steps = bytearray(2 * size + 2), [0] * pp, list[Step]()
+    left = sum(map(len, ranks))
+    while len(steps) < left:
+        before = len(steps)
+        for rank, mine in enumerate(ranks):
+            while position[rank] < len(mine):
+                action = kind, stage, microbatch = mine[position[rank]]
+                base, source, needed = (0, stage - 1, NONE) if kind == "F" else (size, stage + 1, NONE)
+                # what its own rank has done before, its order ensures
+                if kind != "W" and 0 <= source <= last and owners[source] != rank:
+                    needed = base + source * microbatches + microbatch
+                    if not done[needed]:
+                        break
+                target = UNUSED if kind == "W" else base + stage * microbatches + microbatch
+                done[target] = 1
+                steps.append(Step(action, rank, KINDS.index(kind) * len(owners) + stage, needed, target))
+                position[rank] += 1
+        if len(steps) == before:
+            raise WordsError(
+                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks "
+                "deadlock. Its order must run first what another rank waits for."
+            )
+    return steps
+
+
+def _begins(
+    steps: Sequence[Step], costs: Sequence[float], pp: int, results: int, hop: float
+) -> tuple[list[float], float]:
+    """(when each step begins, when the last one ends): as early as its inputs allow, one at a time on each rank."""
+    clock, done, begins = [0.0] * pp, [0.0] * (results + 2), list[float]()
+    done[NONE] = -hop
+    for _, rank, cost, source, target in steps:
+        ready, now = done[source] + hop, clock[rank]
+        begin = ready if ready > now else now
+        clock[rank] = done[target] = begin + costs[cost]
+        begins.append(begin)
+    return begins, max(clock)
+
+
+def _costs(each: Sequence[float], again: float) -> list[float]:
+    """Of every kind of action in every stage."""
+    return [(COST[kind] + (again if kind in "BI" else 0.0)) * one for kind in KINDS for one in each]
+
+
 @lru_cache(maxsize=64)
 def timeline(
     shape: PipelineShape,
@@ -118,38 +187,21 @@ def timeline(
     `forward`: cost of each stage's forward (None: 1 each); `hop`: transfer time between ranks; `again`: fraction of a
     forward that a backward recomputes (1: remat=full).
     """
-    owners = shape.owners(pp)
-    each = forward or (1.0,) * len(owners)
-    costs = {kind: cost + (again if kind in "BI" else 0.0) for kind, cost in COST.items()}
-    ranks = orders(shape, pp, microbatches)
-    forwards, backwards = ([[-1.0] * microbatches for _ in owners] for _ in range(2))
-    clock, position, rows = [0.0] * pp, [0] * pp, [list[tuple[float, float, Action]]() for _ in range(pp)]
-    last, left = len(owners) - 1, sum(map(len, ranks))
-    while left:
-        before = left
-        for rank in range(pp):
-            while position[rank] < len(ranks[rank]):
-                action = kind, stage, microbatch = ranks[rank][position[rank]]
-                done, source = (forwards, stage - 1) if kind == "F" else (backwards, stage + 1)
-                ready = 0.0
-                if kind != "W" and 0 <= source <= last:  # what its own rank has done before, its order ensures
-                    ready = done[source][microbatch]
-                    if ready < 0:
-                        break
-                    ready += hop * (owners[source] != rank)
-                begin = max(clock[rank], ready)
-                clock[rank] = begin + costs[kind] * each[stage]
-                if kind != "W":
-                    done[stage][microbatch] = clock[rank]
-                rows[rank].append((begin, clock[rank], action))
-                position[rank] += 1
-                left -= 1
-        if left == before:
-            raise WordsError(
-                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks "
-                "deadlock. Its order must run first what another rank waits for."
-            )
-    return Timeline(tuple(map(tuple, rows)), max(clock))
+    steps, costs = _steps(shape, pp, microbatches), _costs(forward or (1.0,) * (pp * shape.stages), again)
+    begins, length = _begins(steps, costs, pp, 2 * pp * shape.stages * microbatches, hop)
+    rows = [list[tuple[float, float, Action]]() for _ in range(pp)]
+    for step, begin in zip(steps, begins, strict=True):
+        rows[step.rank].append((begin, begin + costs[step.cost], step.action))
+    return Timeline(tuple(map(tuple, rows)), length)
+
+
+@lru_cache(maxsize=256)
+def length_of(
+    shape: PipelineShape, pp: int, microbatches: int, forward: tuple[float, ...] | None, hop: float, again: float
+) -> float:
+    """The length of a `timeline`."""
+    costs = _costs(forward or (1.0,) * (pp * shape.stages), again)
+    return _begins(_steps(shape, pp, microbatches), costs, pp, 2 * pp * shape.stages * microbatches, hop)[1]
 
 
 def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0) -> float:
@@ -159,17 +211,18 @@ def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0)
     if pp == 1:
         return 0.0
     few = first_rounds(microbatches, pp)
-    first = timeline(shape, pp, few, None, 0.0, again)
-    more = (microbatches - few) * shape.stages * (COST["F"] + COST["B"] + again)
-    return first.bubble * first.length / (first.length + more)
+    each = shape.stages * (COST["F"] + COST["B"] + again)
+    return 1 - microbatches * each / (length_of(shape, pp, few, None, 0.0, again) + (microbatches - few) * each)
 
 
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
     """Maximum number of microbatches in flight in each stage, from their forward to the end of their backward."""
-    most = [0] * (pp * shape.stages)
+    made, most, flying = _class_of(shape), [0] * (pp * shape.stages), [0] * (pp * shape.stages)
     for rank in range(pp):
-        flying: dict[int, int] = defaultdict(int)
-        for action in actions(shape, pp, microbatches, rank):
-            flying[action.stage] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-            most[action.stage] = max(most[action.stage], flying[action.stage])
+        for kind, stage, _ in _actions(made, shape, pp, microbatches, rank):
+            if kind == "F":
+                flying[stage] += 1
+                most[stage] = max(most[stage], flying[stage])
+            elif kind != "I":
+                flying[stage] -= 1
     return tuple(most)

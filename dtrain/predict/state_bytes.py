@@ -49,9 +49,16 @@ def flowing(plan: Plan) -> Types:
 
 def shards_of(plan: Plan, weight: Weight) -> int:
     """Number of ranks over which the data axes shard a weight."""
+    return _shards(plan)[weight.experts]
+
+
+def _shards(plan: Plan) -> tuple[int, int]:
+    """`shards_of` a dense weight, and one of experts."""
     if not holding_of(plan).shards:
-        return 1
-    return plan.mesh.batch // plan.mesh.ep if weight.experts and plan.mesh.ep > 1 else plan.mesh.dp_shard * plan.mesh.cp
+        return 1, 1
+    mesh = plan.mesh
+    dense = mesh.dp_shard * mesh.cp
+    return dense, mesh.batch // mesh.ep if mesh.ep > 1 else dense
 
 
 def gathered(plan: Plan, weight: Weight) -> Shape:
@@ -66,8 +73,11 @@ def gathered(plan: Plan, weight: Weight) -> Shape:
 
 def piece(plan: Plan, weight: Weight) -> Shape:
     """The shape of the shard on the fullest rank."""
-    shape = gathered(plan, weight)
-    return (-(-shape[0] // shards_of(plan, weight)), *shape[1:]) if shape else ()
+    return _cut(gathered(plan, weight), shards_of(plan, weight))
+
+
+def _cut(shape: Shape, ranks: int) -> Shape:
+    return (-(-shape[0] // ranks), *shape[1:]) if shape else ()
 
 
 LIKE: Mapping[str, Callable[[Shape], Shape]] = {
@@ -92,13 +102,18 @@ def state_bytes(plan: Plan, weight: Weight, shape: Shape) -> int:
     """Bytes of optimizer state for a weight whose local shard has `shape`, from the fact `state` of the optimizer.
     `{whole: momentum}` exists only if the argument `momentum` is not 0.
     """
+    return _optimizer_bytes(plan, types_of(plan).param, weight, shape)
+
+
+def _optimizer_bytes(plan: Plan, param: int, weight: Weight, shape: Shape) -> int:
+    """`state_bytes`, of weights of `param` bytes."""
     if not weight.trained:
         return 0
     table: Mapping[str, Any] = fact(plan.optim, "state")
     entries = next(table[kind] for kind, fits in FITS.items() if kind in table and fits(weight, shape))
     names = [name for entry in entries for name in _names(plan.optim, entry)]
     numbers = sum(math.prod(LIKE[name](shape)) for name in names if name != "count")
-    return numbers * types_of(plan).param + 4 * names.count("count")
+    return numbers * param + 4 * names.count("count")
 
 
 def _names(optim: Part, entry: str | Mapping[str, str]) -> list[str]:
@@ -123,14 +138,14 @@ class StateBytes:
 
 def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
     """Bytes of these blocks at the end of a step."""
-    types, total = types_of(plan), StateBytes()
+    param, shards, total = types_of(plan).param, _shards(plan), StateBytes()
     for block in blocks:
         for weight in block.weights:
-            shape = piece(plan, weight)
+            shape = _cut(gathered(plan, weight), shards[weight.experts])
             count = block.count * math.prod(shape)
-            total.parameters += count * types.param
-            total.gradients += count * types.param * weight.trained
-            total.optimizer += block.count * state_bytes(plan, weight, shape)
+            total.parameters += count * param
+            total.gradients += count * param * weight.trained
+            total.optimizer += block.count * _optimizer_bytes(plan, param, weight, shape)
             total.average += 4 * count * weight.trained * (plan.ema is not None)
     return total
 

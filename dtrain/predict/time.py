@@ -32,7 +32,7 @@ from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.collectives import Call
 from dtrain.predict.memory import Memory
-from dtrain.predict.schedule import first_rounds, timeline
+from dtrain.predict.schedule import first_rounds, length_of
 from dtrain.predict.shapes import Block, Shapes, in_tiles, stages_of
 from dtrain.predict.state_bytes import StateBytes, gathered, holding_of
 from dtrain.predict.view import Group, groups
@@ -263,7 +263,7 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     each = [spent / count for spent in busy]
     unit = tuple(spent / (3 + again) for spent in each)
     slowest = max(_per_rank(plan, each, plan.pipeline.owners(pp)))
-    return timeline(plan.pipeline, pp, few, unit, hop, again).length + (count - few) * slowest
+    return length_of(plan.pipeline, pp, few, unit, hop, again) + (count - few) * slowest
 
 
 def _per_rank(plan: Plan, stages: Sequence[float], owners: Sequence[int]) -> list[float]:

@@ -59,8 +59,7 @@ class Layout:
 
     @property
     def cost(self) -> tuple[int, bool]:
-        """Number of axes that split the model, and whether it recomputes because the search says so."""
-        return sum(getattr(self.plan.mesh, axis) > 1 for axis in ("pp", "cp", "tp", "ep")), "remat" in self.words
+        return _cost(self.words, self.plan.mesh)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,8 @@ class Search:
             if self._enough(seconds):
                 break
             if memory:
-                self._predict(words, model)
+                if self._wins(seconds, words, shape):
+                    self._predict(words, model)
                 continue
             for least, needed, choice in self._choices(words, shape, model):
                 if needed <= self.budget:
@@ -152,6 +152,16 @@ class Search:
             return True
         times = sorted(layout.seconds for layout in self._best.values())
         return len(times) >= self.keep and seconds > times[self.keep - 1] * SIMPLER
+
+    def _wins(self, seconds: float, words: Words, shape: MeshShape) -> bool:
+        """Whether a layout that takes so long at least may be the first of the ranking, where no other is wanted."""
+        every = sorted(self._best.values(), key=_order)
+        if self.keep > 1 or not every or seconds <= every[0].seconds:
+            return True
+        simple = _simplest(every)
+        if (cost := _cost(words, shape)) != simple[0].cost:
+            return cost < simple[0].cost
+        return seconds <= simple[0].seconds * ALIKE
 
     @cached_property
     def _bounds(self) -> Mapping[str, Bounds]:
@@ -250,11 +260,22 @@ class Search:
         layouts = sorted(self._best.values(), key=_order)
         if not layouts:
             return []
-        good = [layout for layout in layouts if layout.seconds <= layouts[0].seconds * SIMPLER]
-        simple = [layout for layout in good if layout.cost == min(each.cost for each in good)]
+        simple = _simplest(layouts)
         alike = [layout for layout in simple if layout.seconds <= simple[0].seconds * ALIKE]
         first = min(alike, key=lambda layout: layout.peak)
         return [first, *(layout for layout in layouts if layout is not first)]
+
+
+def _cost(words: Words, shape: MeshShape) -> tuple[int, bool]:
+    """Number of axes that split the model, and whether it recomputes because the search says so."""
+    return sum(getattr(shape, axis) > 1 for axis in ("pp", "cp", "tp", "ep")), "remat" in words
+
+
+def _simplest(layouts: Sequence[Layout]) -> list[Layout]:
+    """Of layouts by time, those that split the model least of all that take little longer than the first."""
+    good = [layout for layout in layouts if layout.seconds <= layouts[0].seconds * SIMPLER]
+    least = min(layout.cost for layout in good)
+    return [layout for layout in good if layout.cost == least]
 
 
 def _better(one: Layout, other: Layout) -> bool:

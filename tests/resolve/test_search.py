@@ -89,6 +89,15 @@ def test_no_layout_is_much_faster_than_the_chosen_one(monkeypatch: pytest.Monkey
     assert chosen <= SIMPLER * 1.001 * min(seconds for seconds, _ in every(search))
 
 
+@pytest.mark.parametrize("words", [B1, f"{B8} microbatch=1 remat=none", f"{B70} mesh.tp=8"])
+def test_layouts_that_are_left_out_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    chosen = found(monkeypatch, words).found
+    monkeypatch.setattr(Search, "_wins", lambda *_: True)
+    every = found(monkeypatch, words).found
+    assert chosen.predicted < every.predicted
+    assert chosen.layouts[0].words == every.layouts[0].words
+
+
 @pytest.mark.parametrize(
     "words", [B70, f"{B405} nodes=64 batch=256", f"{B405} nodes=2048 batch=2048"], ids=["70B", "405B", "405B on 16,384"]
 )

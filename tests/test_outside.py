@@ -15,9 +15,10 @@ from small import CPUS
 
 from dtrain.compose import compose, here
 from dtrain.compose.hydra import Shelf  # noqa: F401 - Hydra is loaded before the working folder changes
+from dtrain.config import files
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
-from dtrain.predict.prediction import BUDGET, LIBRARIES, Prediction, predict
+from dtrain.predict.prediction import Prediction, predict
 from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of
 from dtrain.verb.plan import explained
@@ -175,7 +176,8 @@ def test_auto_chooses_it_where_it_alone_fits(kit: Path) -> None:
     peaks = {name: predicted(f"{words} strategy={name}")[1].memory.peak for name in ("fsdp", "zero2", "thin")}
     assert peaks["thin"] < min(peaks["fsdp"], peaks["zero2"])
     between = (peaks["thin"] + min(peaks["fsdp"], peaks["zero2"])) / 2
-    room = (between + LIBRARIES) / BUDGET * 2
+    machine = files.node("cluster", "laptop")
+    room = (between * machine["reserve"] + machine["context"]) * 2
     config = compose(words.split())
     del config.options["strategy"]["fsdp"]  # with strategy.reduce=every it is the same
     found = resolve(config, CPUS.__class__(**{**vars(CPUS), "memory": int(room)}))

@@ -50,12 +50,21 @@ class Machine:
     the host and `flops` those of one core. `efficiency` is the fraction of `flops` that training attains in matrix
     products, `attention` that in attention. `intra_node` and `inter_node` are the rates at which one rank sends within
     its node and to other nodes. `price`: of one GPU for an hour, or of a node without GPUs; None: not known.
+
+    Of the memory of a rank, `context` is what libraries keep, `communicator` what each group of ranks keeps to
+    communicate, `exchange` what it keeps besides if its ranks exchange rows. `reserve`: bytes that torch's allocator
+    reserves for each that it gives out; `reserve_fixed`: without expandable segments.
     """
 
     gpu: str
     gpus: int
     cpus: int
     memory: int
+    context: float
+    communicator: float
+    exchange: float
+    reserve: float
+    reserve_fixed: float
     flops: Mapping[str, float]
     efficiency: float
     attention: float

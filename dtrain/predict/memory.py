@@ -46,7 +46,12 @@ def memory(plan: Plan, shapes: Shapes) -> Memory:
 
 def classes(plan: Plan, shapes: Shapes) -> list[Memory]:
     """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
-    every = [(stage, [sizes_of(plan, shapes, block) for block in stage]) for stage in stages_of(plan, shapes)]
+    stages, every = stages_of(plan, shapes), list[tuple[Sequence[Block], Sequence[Sizes]]]()
+    owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
+    places = dict.fromkeys(owners, 0)
+    for stage, owner in zip(stages, owners, strict=True):
+        every.append((stage, list(sizes_of(plan, shapes, stage, places[owner]))))
+        places[owner] += sum(block.count for block in stage if block.listed)
     return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
 
 

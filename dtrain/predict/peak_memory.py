@@ -12,7 +12,7 @@ FSDP2 gathers, frees and reduces.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
@@ -20,7 +20,6 @@ from dtrain.planned import Plan
 from dtrain.predict.schedule import actions
 from dtrain.predict.shapes import Block, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
-from dtrain.predict.work import recomputed
 
 Moment = dict[str, float]
 """Live memory at one moment: name -> bytes."""
@@ -29,11 +28,11 @@ Moment = dict[str, float]
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of one block and one microbatch on one rank; `unit` as in Block. Weights: gathered (`whole`), and the
-    copies of autocast (`casts`). Gradients: from autograd (`made`), accumulated over microbatches (`summed`), on the
-    wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the backward (`saved`), of these the
-    block's input (`saved_input`) and output (`saved_output`); peak live memory of its backward (`peak_live`), the
-    output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`), with the part that only the
-    following block needs (`ends`).
+    copies of autocast that stay after its forward (`casts`). Gradients: from autograd (`made`), accumulated over
+    microbatches (`summed`), on the wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the
+    backward (`saved`), of these the block's input (`saved_input`) and output (`saved_output`); peak live memory of its
+    backward (`peak_live`), the output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`),
+    with the part that only the following block needs (`ends`).
     """
 
     count: int
@@ -54,22 +53,40 @@ class Sizes:
     ends: float
 
 
-def sizes_of(plan: Plan, shapes: Shapes, block: Block) -> Sizes:
+def sizes_of(plan: Plan, shapes: Shapes, blocks: Sequence[Block], place: int = 0) -> Iterator[Sizes]:
+    """Sizes of the blocks of a stage, of which the first is number `place` of those of its rank that remat may choose.
+    Of a run of blocks the recomputed ones come first.
+    """
+    share = float(fact(plan.remat, "share", 0.0)) if fact(plan.remat, "keeps") == "inputs" else 1.0
+    for block in blocks:
+        chosen = range(place, place + block.count) if block.listed else range(0)
+        again = sum(int((index + 1) * share) == int(index * share) for index in chosen)
+        place += len(chosen)
+        if again:
+            yield _sizes(plan, shapes, replace(block, count=again), again=True)
+        if block.count > again:
+            yield _sizes(plan, shapes, replace(block, count=block.count - again), again=False)
+
+
+def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
+    """`again`: remat recomputes it from its input."""
     types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
     counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
-    saved, peak_live = _activations(plan, shapes, block)
+    saved, peak_live = _activations(plan, block, again=again)
+    casts = product * types.compute * (types.autocast and not state.shards)
+    kept = 0.0 if block.listed and (again or fact(plan.remat, "keeps") == "products") else casts
     chunk = _chunk(plan, block, sum(trained) * wide)
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
-        block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
+        block.count, block.unit, sum(counts) * wide, kept,
         sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
-        saved * micro, peak_live * micro + chunk, block.passes * flowing(plan).param * micro / split,
+        saved * micro, peak_live * micro + chunk + casts - kept, block.passes * flowing(plan).param * micro / split,
         *(block.saved[way].of(plan) * micro for way in ("saved_input", "saved_output", "deferred_wgrad", "ends")),
     )  # fmt: skip
 
@@ -87,7 +104,7 @@ def _chunk(plan: Plan, block: Block, made: float) -> float:
     return logits / tp + max(0.0, weight / tp - made)
 
 
-def _activations(plan: Plan, shapes: Shapes, block: Block) -> tuple[float, float]:
+def _activations(plan: Plan, block: Block, *, again: bool) -> tuple[float, float]:
     """(saved bytes, peak live bytes of the backward) of one sample; recomputed tensors are live in the backward as if
     saved.
     """
@@ -96,10 +113,9 @@ def _activations(plan: Plan, shapes: Shapes, block: Block) -> tuple[float, float
     peak_live = block.peak_live.of(plan) - (everything - whole)
     if not block.listed:
         return whole, peak_live
-    if fact(plan.remat, "keeps") != "inputs":
-        return min(whole, block.saved[fact(plan.remat, "keeps")].of(plan)), peak_live
-    again = recomputed(plan, shapes.listed)
-    return (1 - again) * whole + again * block.saved["inputs"].of(plan), peak_live
+    keeps = fact(plan.remat, "keeps")
+    keeps = "all" if keeps == "inputs" and not again else keeps
+    return min(whole, block.saved[keeps].of(plan)), peak_live
 
 
 @dataclass(frozen=True)
@@ -224,29 +240,34 @@ def pipelined(
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
     returns = shapes.returns.of(plan) * plan.batch.microbatch
     flights = {stage: _flight(plan, some, stage, handed, returns) for stage, some in mine.items()}
-    both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    # of all microbatches, concatenated
-    inputs = {"inputs": shapes.inputs * plan.batch.local / plan.mesh.cp}
-    largest = max(size.made if state.shards else size.largest for size in blocks)
-    for most, own in _in_flight(plan, flights, rank):
-        here = {"activations": most, "inside a block": own}
-        yield "backward", here | both | inputs | {"gradients on their way": largest}
+    # inputs of all microbatches, concatenated
+    base = {
+        "gathered blocks": total(blocks, "whole") if state.shards else 0.0,
+        "inputs": shapes.inputs * plan.batch.local / plan.mesh.cp,
+    }
+    for moment in _in_flight(plan, flights, rank):
+        yield "backward", base | moment
     if state.shards:
         way = max(size.sent for size in blocks) + total(blocks, "end")
-        yield "reduction", both | inputs | {"gradients on their way": way}
+        yield "reduction", base | {"gradients": total(blocks, "summed"), "gradients on their way": way}
 
 
 @dataclass(frozen=True)
 class Flight:
     """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
-    `sent` to the next stage. In its backward: the gradient that was `received`, live memory `inside` a block, then the
+    `sent` to the next stage. In its backward: the gradient that was `received`, live memory of a block, then the
     gradient sent (`returned`), and memory that waits for the weight backward (`left`).
+
+    `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
+    one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
     """
 
     saved: float
     sent: float
     received: float
-    inside: float
+    first: tuple[float, float]
+    later: tuple[float, float]
+    gradients: float
     returned: float
     left: float
 
@@ -261,45 +282,78 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
     saved = total(blocks, "saved") + total(blocks, "casts")
-    most = max(sum(inside(place).values()) for place in places(blocks)) - saved
+    shards, first_spots, later_spots = holding_of(plan).shards, list[tuple[float, float]](), list[tuple[float, float]]()
+    for place in places(blocks):
+        live = sum(inside(place).values()) - saved
+        first_spots.append((live, total(place.behind, "summed") + place.block.made))
+        later_spots.append((live, place.block.made if shards else place.block.largest))
     before = not first and owners[stage - 1] != owners[stage]
     own = 0.0 if first else blocks[0].saved_input
     return Flight(
         saved + returns * last + (max(own, handed[stage - 1]) if before else 0.0) - own,
         0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
         0.0 if last else handed[stage],
-        most,
+        max(first_spots, key=sum),
+        max(later_spots, key=sum),
+        total(blocks, "summed"),
         handed[stage - 1] if before else 0.0,
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
     )
 
 
-def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
-    """(saved activations, live memory inside a block), when their sum is largest and when the activations are.
+def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator[Moment]:
+    """The moments of a rank when it holds the most, and when it holds the most activations.
 
     A stage keeps what it sent until it sends again.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if fact(shape.order, "keeps") == "all":
-        every = count * sum(each.saved + each.sent for each in flights.values())
-        yield max((every + each.received, each.inside) for each in flights.values())
+        yield from _all_in_flight(count, flights)
         return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    best, most = (0.0, 0.0), 0.0
+    best, most, begun = Moment(), 0.0, set[int]()
     flying = sum(each.sent + each.returned for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
             flying += here.saved + here.sent
             continue
-        best = max(best, (flying + here.received * (kind != "W"), here.inside * (kind != "W")), key=sum)
+        now = flying + here.received * (kind != "W")
+        best = max(best, _backward(flights, begun, stage, now, kind), key=lambda moment: sum(moment.values()))
+        begun |= {stage} if kind != "I" else set()
         flying += (here.left + here.received) * (kind == "I")  # up to the backward of the weights
         most = max(most, flying)
         if kind != "I":
             flying -= here.saved + here.sent + (here.left + here.received) * (kind == "W")
     yield best
-    yield most, 0.0
+    yield {"activations": most}
+
+
+def _all_in_flight(count: int, flights: Mapping[int, Flight]) -> Iterator[Moment]:
+    """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
+    flying, begun = count * sum(each.saved + each.sent for each in flights.values()), set[int]()
+    for stage in sorted(flights, reverse=True):
+        here = flights[stage]
+        yield _backward(flights, begun, stage, flying + here.received, "B")
+        begun.add(stage)
+        if count > 1:
+            yield _backward(flights, begun, stage, flying - here.saved - here.sent + here.received, "B")
+        flying -= count * (here.saved + here.sent)
+
+
+def _backward(flights: Mapping[int, Flight], begun: Collection[int], stage: int, flying: float, kind: str) -> Moment:
+    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients."""
+    here = flights[stage]
+    live, way = here.later if stage in begun else here.first
+    if kind == "W":
+        live = 0.0
+    elif kind == "I":
+        way = 0.0
+    return {
+        "activations": flying + min(0.0, live), "inside a block": max(0.0, live), "gradients on their way": way,
+        "gradients": sum(each.gradients for number, each in flights.items() if number in begun),
+    }  # fmt: skip
 
 
 def _owned(plan: Plan, rank: int) -> list[int]:

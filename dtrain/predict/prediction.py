@@ -2,12 +2,15 @@
 tools.
 """
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.planned import Plan
+from dtrain.predict.budget import budget_of, kept
 from dtrain.predict.collectives import Call, of_pipeline_ranks
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.schedule import bubble, first_rounds, in_flight
@@ -16,22 +19,18 @@ from dtrain.predict.state_bytes import saved
 from dtrain.predict.time import Time, time
 from dtrain.predict.work import Work, recomputed, work
 
-BUDGET = 0.95
-"""Fraction of a device's memory that a prediction may reach; the rest is for libraries."""
-LIBRARIES = 0.37 * 2**30
-"""Measured bytes of a rank on the CPU without a model: Python and torch 2.13."""
-
 
 @dataclass(frozen=True)
 class Prediction:
-    """`budget`: bytes that a rank may use. `calls` are the collectives of pipeline rank `rank`; `bubble`: fraction of
-    a step that a pipeline rank is idle; `in_flight`: microbatches in flight per stage. `machine` and `time` are None if
-    too little is known.
+    """`budget`: bytes that a rank may use; `kept`: those that others keep on its device (budget.py). `calls` are the
+    collectives of pipeline rank `rank`; `bubble`: fraction of a step that a pipeline rank is idle; `in_flight`:
+    microbatches in flight per stage. `machine` and `time` are None if too little is known.
     """
 
     shapes: Shapes
     memory: Memory
     budget: float
+    kept: Mapping[str, float]
     work: Work
     checkpoint: int
     rank: int
@@ -56,6 +55,7 @@ class Prediction:
             "time": asdict(self.time) if self.time else None,
             "machine": asdict(self.machine) if self.machine else None,
             "budget": None if self.budget == float("inf") else self.budget,
+            "kept": dict(self.kept),
             **figures,
             "in_flight": list(self.in_flight),
             "fits": self.fits,
@@ -68,23 +68,18 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
     machine: Machine | None = build(plan.cluster) if plan.cluster else None
     if not shapes.blocks:
         nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
-        return Prediction(shapes, nothing, budget_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
+        keeps = kept(plan, machine)
+        return Prediction(
+            shapes, nothing, budget_of(plan, machine), keeps, Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None
+        )
     predicted = memory(plan, shapes)
     calls = of_pipeline_ranks(plan, shapes)
     rank = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in calls[rank]))
-    pp, count = plan.mesh.pp, plan.batch.accumulate
+    pp, count, every = plan.mesh.pp, plan.batch.accumulate, tuple(itertools.chain(*calls))
     return Prediction(
-        shapes, predicted, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls[rank],
+        shapes, predicted, budget_of(plan, machine, every), kept(plan, machine, every), work(plan, shapes),
+        saved(plan, shapes), rank, calls[rank],
         bubble(plan.pipeline, pp, count, recomputed(plan, shapes.listed)),
         in_flight(plan.pipeline, pp, first_rounds(count, pp)) if pp > 1 else (),
         machine, time(plan, shapes, predicted, machine, calls) if machine else None,
     )  # fmt: skip
-
-
-def budget_of(plan: Plan, machine: Machine | None) -> float:
-    """Memory that a rank may use; without a GPU, the ranks of a host share its memory, of which Python and torch may
-    leave nothing.
-    """
-    if machine is None:
-        return float("inf")
-    return BUDGET * machine.memory if machine.gpus else max(0.0, BUDGET * machine.memory / plan.devices - LIBRARIES)

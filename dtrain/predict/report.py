@@ -7,7 +7,7 @@ from dtrain.predict import padding, picture, reference
 from dtrain.predict.advice import Change
 from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
-from dtrain.predict.prediction import LIBRARIES, Prediction
+from dtrain.predict.prediction import Prediction
 from dtrain.predict.shapes import in_tiles
 from dtrain.predict.view import groups
 
@@ -64,7 +64,10 @@ def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     where = f", {memory.stage}" if memory.stage else ""
     budget = f" (of {_available(prediction)}), {_left(prediction)}" if prediction.budget < float("inf") else ""
     verdict = "" if prediction.fits else "  DOES NOT FIT"
-    libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
+    others = "Python and torch" if plan.device == "cpu" else "the driver and its libraries"
+    owners = {"libraries": others, "communicators": "groups that communicate"}
+    libraries = ", ".join(f"{size(part)} for {owners[name]}" for name, part in prediction.kept.items() if part)
+    libraries = f"; plus {libraries}" if libraries else ""
     unknown = "" if memory.known else f"; without activations: {prediction.shapes.unknown}"
     peak = f"peak {size(memory.peak)} per rank{budget}"
     yield "memory", f"{peak}, in the {memory.when}{where}{libraries}{unknown}{verdict}"

@@ -15,7 +15,7 @@ from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
-from dtrain.predict.prediction import budget_of
+from dtrain.predict.budget import budget_of
 from dtrain.predict.report import count, size
 from dtrain.predict.shapes import Shapes
 from dtrain.resolve.search import Found, Layout, Model, Search

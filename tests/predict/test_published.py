@@ -83,3 +83,28 @@ def test_most_published_runs_are_within_the_range_that_is_told() -> None:
 
 def test_no_gpu_is_promised_more_than_it_can_do() -> None:
     assert max(row.prediction.time.mfu for row in rows() if row.prediction.time) < 0.8
+
+
+def test_what_ran_is_predicted_to_fit() -> None:
+    ran = [row for row in rows() if row.published["published"].get("fits", True)]
+    tight = [row.published["id"] for row in ran if not row.prediction.fits]
+    assert len(tight) <= 0.05 * len(ran), tight
+
+
+HELD = "tt-8B-80GB-b2-eager"
+"""A run of torchtitan, whose loss copies whole logits to fp32: no words say so, as dtrain has no such loss."""
+
+
+def test_what_ran_out_of_memory_is_predicted_not_to_fit() -> None:
+    failed = [row for row in rows() if not row.published["published"].get("fits", True)]
+    assert len(failed) > 3
+    assert {row.published["id"] for row in failed if row.prediction.fits} == {HELD}
+
+
+def test_logits_in_fp32_do_not_fit_where_chunks_of_them_do() -> None:
+    words = next(row.published["words"] for row in rows() if row.published["id"] == HELD)
+    plan = resolve(composed(*words.split(), "objective=next_token", "objective.chunk=0"), Cluster(gpus=0, cpus=4))
+    shapes = shapes_of(plan)
+    assert shapes
+    whole, copy = predict(plan, shapes), 4 * plan.batch.microbatch * 8192 * 128256
+    assert whole.memory.peak < whole.budget < whole.memory.peak + copy

@@ -35,16 +35,20 @@ SAME = {"--gpus-per-node": ("--gres", "--gpus"), "--cpus-per-task": ("--cpus",)}
 PREEMPTED_SECONDS = 900
 """Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
 SCRIPT = """\
-trap 'limit=1; kill -TERM "$run"' USR1              # the time limit is near
-trap 'stop=1; kill -TERM "$run" 2> /dev/null' USR2  # Ctrl-C in the command, or dtrain stop
-trap : TERM                                         # preempted or cancelled: every step gets it
+trap 'limit=1; kill -TERM "$run"' USR1  # the time limit is near
+trap 'stop=1; kill -TERM "$run" 2> /dev/null' USR2  # Ctrl-C, or dtrain stop
+trap : TERM  # preempted or cancelled: every step gets it
 cd {folder} || exit 3
 {setup}{command} &
 run=$!
 while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
 if [ "$code" = 75 ] && [ -n "$limit" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-# Slurm ends what it preempted, which comes back, and what was cancelled, which does not; the rest ends here
-own() {{ [ -n "$stop" ] || squeue -h -j "$SLURM_JOB_ID" -O State,PreemptTime | grep -q '^RUNNING *N/A'; }}
+# Slurm ends what it preempted, which comes back, and what was cancelled,
+# which does not; the rest ends here
+own() {{
+  [ -n "$stop" ] && return
+  squeue -h -j "$SLURM_JOB_ID" -O State,PreemptTime | grep -q '^RUNNING *N/A'
+}}
 if [ "$code" = 75 ]; then
   for _ in {{1..{wait}}}; do own && break; sleep 1; done
 fi

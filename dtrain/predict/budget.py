@@ -35,5 +35,7 @@ def kept(plan: Plan, machine: Machine | None, calls: Iterable[Call] = ()) -> Map
     among = groups(plan)
     used = {(call.axis, call.kind) for call in calls if among[call.axis].size > 1}
     axes, exchanges = {axis for axis, _ in used}, {axis for axis, kind in used if kind == "all_to_all"}
+    if among["batch"] == among["world"] and "world" in axes:
+        axes.discard("batch")  # it is the same group
     buffers = machine.communicator * len(axes) + machine.exchange * len(exchanges)
     return {"libraries": machine.context, "communicators": buffers}

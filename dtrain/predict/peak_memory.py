@@ -153,6 +153,7 @@ def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]
     for place in places(blocks):
         if not state.shards:
             yield "backward", inside(place) | _copies(state, place, blocks, several=several)
+            yield "backward", _done(place) | _copies(state, place, blocks, several=several, done=True)
             continue
         for last in {True, not several}:
             yield "backward", inside(place) | _sharded(state, place, blocks, several=several, last=last)
@@ -166,14 +167,23 @@ def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]
         }  # fmt: skip
 
 
-def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
-    """Gradients without sharding. Each new gradient exists briefly before it is added to the accumulated one; ddp
-    accumulates them in addition to its buckets before the last microbatch.
+def _done(place: Place) -> Moment:
+    """Activations when the backward of a block ends: its input, and the gradient of that."""
+    return {
+        "activations": total(place.before, "saved") + total(place.before, "casts") + place.block.saved_input,
+        "inside a block": place.block.saved_input,
+    }
+
+
+def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, done: bool = False) -> Moment:
+    """Gradients without sharding, at the peak of a block's backward, near its beginning, or where it is `done`. Each
+    new gradient exists briefly before it is added to the accumulated one; ddp accumulates them in addition to its
+    buckets before the last microbatch.
     """
     if several or state.buckets:
         gradients = total(blocks, "made") * (several + state.buckets)
         return {"gradients": gradients, "gradients on their way": place.block.largest}
-    return {"gradients": total(place.behind, "made") + place.block.made}
+    return {"gradients": total(place.behind, "made") + (place.block.made if done else place.block.largest)}
 
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
@@ -205,7 +215,7 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     sent = behind[0].sent if behind and (last or state.every) else 0.0
     return {
         "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
-        "gradients on their way": place.block.made + sent,
+        "gradients on their way": place.block.largest + sent,
     }  # fmt: skip
 
 
@@ -282,11 +292,13 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
     saved = total(blocks, "saved") + total(blocks, "casts")
-    shards, first_spots, later_spots = holding_of(plan).shards, list[tuple[float, float]](), list[tuple[float, float]]()
+    first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
     for place in places(blocks):
-        live = sum(inside(place).values()) - saved
-        first_spots.append((live, total(place.behind, "summed") + place.block.made))
-        later_spots.append((live, place.block.made if shards else place.block.largest))
+        live, block = sum(inside(place).values()) - saved, place.block
+        first_spots.append((live, total(place.behind, "summed") + block.largest))
+        # FSDP2 converts the gradients of a block together
+        later_spots.append((live, block.largest if block.made == block.summed else block.made))
+    first_spots.append((blocks[0].saved_input * 2 - saved, total(blocks, "summed")))
     before = not first and owners[stage - 1] != owners[stage]
     own = 0.0 if first else blocks[0].saved_input
     return Flight(
@@ -343,10 +355,12 @@ def _all_in_flight(count: int, flights: Mapping[int, Flight]) -> Iterator[Moment
 
 
 def _backward(flights: Mapping[int, Flight], begun: Collection[int], stage: int, flying: float, kind: str) -> Moment:
-    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients."""
+    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients. The first stage, whose
+    inputs need no gradient, does all of its backward with that of the weights.
+    """
     here = flights[stage]
     live, way = here.later if stage in begun else here.first
-    if kind == "W":
+    if kind == "W" and stage:
         live = 0.0
     elif kind == "I":
         way = 0.0

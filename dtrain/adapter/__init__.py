@@ -5,7 +5,6 @@ saves a model takes it as one.
 """
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -66,17 +65,9 @@ def adapt(
     dropout: float,
 ) -> None:
     """Turn the linear layers that `targets` select (None: all of the blocks) into those of a `kind`, and freeze all
-    other parameters. Raises WordsError for a pattern that selects none, or a layer whose weight is tied.
+    other parameters. Raises WordsError for a pattern that selects none.
     """
     chosen = _linears(model, targets, word)
-    tied = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
-    for linear in chosen:
-        if tied[id(linear.weight)] > 1:
-            name = next(name for name, module in model.named_modules() if module is linear)
-            raise WordsError(
-                f"adapter.targets: the weight of {name} is tied to that of another layer, so the adapter could not be "
-                "merged into it. Leave it out of adapter.targets."
-            )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for linear in chosen:

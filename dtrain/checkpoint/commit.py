@@ -32,6 +32,7 @@ SHAPE = {
         "scale?": Optional({"value": FINITE, "good": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),
+        "tied?": Optional(Each(TEXT, named=True)),
         "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER}),
         "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },

@@ -36,6 +36,14 @@ def described(config: Mapping[str, Any] | None) -> nn.Module | None:
         return cast(nn.Module, kind(transformers.AutoConfig.for_model(config["model_type"], **rest)))
 
 
+def can_untie(config: Mapping[str, Any]) -> bool:
+    """Whether transformers heeds tie_word_embeddings=false in a config.json."""
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    return not transformers.AutoConfig.for_model(config["model_type"], **rest).tie_word_embeddings
+
+
 def converted(weights: Weights, whole: Any) -> Weights:
     """`weights` with the names and shapes that `whole`, a model of transformers, has for them. A conversion that is
     more than renaming, stacking and joining leaves its tensors as they are.

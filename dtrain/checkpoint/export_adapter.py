@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from dtrain.adapter import merged, scaling_of
 from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.conversions import can_untie
 from dtrain.checkpoint.destination import destination
 from dtrain.checkpoint.export import (
     KINDS,
@@ -76,7 +77,7 @@ def merge(
     beside: Mapping[str, bytes] | None = None,
 ) -> list[str]:
     """Write the model that a checkpoint's adapter and its base are together, like `export`. Each weight is merged in
-    the type in which it is saved.
+    the type in which it is saved. One that is tied to that of a layer with an adapter is written for itself.
 
     Raises StoreError too if the base is gone or was changed.
     """
@@ -87,6 +88,12 @@ def merge(
     added = {f"{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
     names = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
     names = {name: source for name, source in names.items() if source not in added}
+    apart = {
+        f"model.{name}": names[first] for name, first in written_apart(url, commit).items() if first in names
+    }
+    facts = _untied(url, commit["facts"]) if apart else commit["facts"]
+    whole = {"tensors": {**whole["tensors"], **{name: whole["tensors"][source] for name, source in apart.items()}}}
+    names |= {name.removeprefix("model."): name for name in apart}
     if lost := [layer for layer in adapter if f"{layer}.weight" not in names.values()]:
         raise StoreError.during("merge", url, f"its base {place} has no {lost[0].removeprefix('model.')}.weight")
     newer = {source for source in names.values() if source in commit["tensors"]} if named else set()  # buffers
@@ -96,13 +103,46 @@ def merge(
         changed = {f"{layer}.weight": tensors for layer, tensors in adapter.items() if f"{layer}.weight" in targets}
         exact = _empty(whole, {source: source for source in changed}) if dtype else {}
         wanted = {**targets, **exact}
-        read({source: tensor for source, tensor in wanted.items() if source not in newer})
+        of_base = {source: tensor for source, tensor in wanted.items() if source not in newer}
+        read({source: tensor for source, tensor in of_base.items() if source not in apart})
+        for name in apart.keys() & of_base.keys():
+            twin = of_base.get(apart[name])
+            if twin is None or twin.dtype != of_base[name].dtype:
+                read({apart[name]: of_base[name]})
+            else:
+                of_base[name].copy_(twin)
         fill(url, commit, {source: tensor for source, tensor in wanted.items() if source in newer})
         for source, tensors in changed.items():
             targets[source].copy_(merged(wanted[source], tensors, scaling))
 
     made = as_saved(place, whole, names, dtype)
-    return write(made, read_merged, commit["facts"], to, dtype=dtype, shard=shard, form=form, beside=beside)
+    return write(made, read_merged, facts, to, dtype=dtype, shard=shard, form=form, beside=beside)
+
+
+def written_apart(url: str, commit: Commit) -> dict[str, str]:
+    """Name of a weight that is tied to that of a layer with an adapter -> the name under which both are saved. They are
+    two weights in a merged model. Raises DamagedError.
+    """
+    tied = commit["facts"].get("tied") or {}
+    layers = [f"{layer}.weight" for layer in _layers(url, commit, "model")]
+    changed = {tied.get(weight, weight) for weight in layers}
+    return {name: first for name, first in tied.items() if first in changed}
+
+
+def _untied(url: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of the model when embedding and head are two weights. Raises WordsError if they always are one."""
+    config = facts.get("huggingface")
+    if not isinstance(config, Mapping):
+        return {**facts}
+    inner = config.get("text_config")
+    of_text = {"text_config": {**inner, "tie_word_embeddings": False}} if isinstance(inner, Mapping) else {}
+    config = {**config, **of_text, "tie_word_embeddings": False}
+    if not can_untie(config):
+        raise WordsError(
+            f"adapter=merged: {url} adapts a weight that is tied to another one, and a {config['model_type']} of "
+            "transformers always ties them. Type adapter=peft, or train without that layer in adapter.targets."
+        )
+    return {**facts, "huggingface": config}
 
 
 def _whole(

@@ -181,7 +181,7 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
     from dtrain.checkpoint import companions
     from dtrain.checkpoint.commit import DamagedError, report_damaged
     from dtrain.checkpoint.export import CONFIG, export
-    from dtrain.checkpoint.export_adapter import as_peft, merge
+    from dtrain.checkpoint.export_adapter import as_peft, merge, written_apart
 
     faults = list[str]()
     for attempt in attempts:
@@ -208,12 +208,14 @@ def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, st
         if any(url.endswith(CONFIG) for url in written):
             lines += [f"  (no tokenizer: {fault})" for fault in lost]
         elif act is not as_peft:
-            tied = attempt.commit["facts"].get("tied")
+            tied = attempt.commit["facts"].get("tied") or {}
+            apart = written_apart(attempt.url, attempt.commit) if "adapter" in options else {}
             hint = "; as=transformers makes it one" * bool(attempt.commit["facts"].get("as_transformers"))
             lines.append(f"  (no config.json: the model is not from transformers{hint})")
             lines += [
                 f"  ({name} is tied to {saved} and left out: load_state_dict(..., strict=False))"
-                for name, saved in (tied.items() if isinstance(tied, Mapping) else ())
+                for name, saved in tied.items()
+                if name not in apart
             ]
         screen.say(*map(screen.on_one_line, lines))
         return 0

@@ -1,20 +1,21 @@
 """lora: trains the same on every mesh, computes and differentiates what peft's does, and merges to the same bits."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 from adapted import MESHES, MORE, TARGETS, computes_as_peft, merges_as_peft, part, parts_of, steps_of, trains_alike
-from small import few_steps, small_gpt, tokens
+from pool import resident
+from small import agree, few_steps, small_gpt, tokens
 from torch import nn
 
-from dtrain.adapter import lora
 from dtrain.build import build
 from dtrain.errors import WordsError
 from dtrain.model import caveats
 from dtrain.model.adapted import adapter_of, added
 
+MODEL = parts_of("lora")["model"]
 one = cache(lambda: few_steps(parts_of("lora"), {}, steps=20))
 
 
@@ -88,9 +89,12 @@ def test_dropout_is_that_of_its_rank_and_step(mesh: str) -> None:
     assert torch.equal(model.eval()(tokens(1, 4)), model(tokens(1, 4)))
 
 
-def test_a_layer_whose_weight_is_tied_is_refused() -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "body": nn.Linear(4, 4), "head": nn.Linear(4, 5, bias=False)})
-    model["head"].weight = model["embed"].weight
-    with pytest.raises(WordsError, match="the weight of head is tied to that of another layer"):
-        lora.build(targets=["head"], rank=2, alpha=4, dropout=0.0)(model)
-    lora.build(targets=["body"], rank=2, alpha=4, dropout=0.0)(model)
+TIED = parts_of("lora", targets=["head", "q"]) | {"model": MODEL | {"tied": True}}
+
+
+@pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2"])
+def test_a_head_that_is_tied_to_the_embedding_trains_alike(mesh: str) -> None:
+    strategy, degrees = MESHES[mesh]
+    run = resident(2, partial(few_steps, TIED | {"strategy": strategy}, degrees, steps=20, microbatch=4))[0]
+    agree(run, few_steps(TIED, {}, steps=20), tolerance=2e-6)
+    assert "head.lora_B" in run["gradients"] and "embed.weight" not in run["gradients"]

@@ -11,9 +11,9 @@ import torch
 from adapted import TARGETS, part
 from checkpoint.test_base import ADAMW, save, sharded, train
 from safetensors.torch import load_file
-from small import mesh_of, small_gpt
+from small import mesh_of, small_gpt, tokens
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from dtrain.__main__ import main
 from dtrain.build import build
@@ -90,11 +90,55 @@ def test_a_model_of_transformers_comes_back_with_the_same_logits(word: str, tmp_
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "to")
     theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "peft")).eval()
     assert theirs.peft_config["default"].task_type == "CAUSAL_LM"
-    tokens = torch.arange(12)[None]
-    torch.testing.assert_close(theirs(tokens).logits, tuned(tokens).logits, rtol=1e-5, atol=1e-6)
+    text = torch.arange(12)[None]
+    torch.testing.assert_close(theirs(text).logits, tuned(text).logits, rtol=1e-5, atol=1e-6)
     one = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     assert same(theirs.merge_and_unload().state_dict(), one.state_dict())
-    torch.testing.assert_close(one(tokens).logits, tuned(tokens).logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one(text).logits, tuned(text).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning", "ignore:Model has `tie_word")
+@pytest.mark.parametrize("word", ["lora", "dora"])
+def test_a_head_that_was_tied_leaves_as_a_weight_of_its_own(word: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True))
+    tuned = saved(tmp_path, model, word, ["lm_head", "q_proj"]).eval()
+    codes = [
+        export(tmp_path, "base", "to"),
+        export(tmp_path, "adapter", "peft", "adapter=peft"),
+        export(tmp_path, "adapter", "one", "adapter=merged"),
+        export(tmp_path, "adapter", "half", "adapter=merged", "dtype=bf16"),
+    ]
+    assert codes == [0] * 4
+    text = torch.arange(12)[None]
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "to")
+    theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "peft")).eval()
+    loss = theirs(text, labels=text).loss
+    torch.testing.assert_close(tuned(text, labels=text).loss, loss, rtol=1e-6, atol=0)
+    one = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert one.config.tie_word_embeddings is False
+    assert torch.equal(one.model.embed_tokens.weight, model.model.embed_tokens.weight), "as it was"
+    torch.testing.assert_close(one(text).logits, theirs(text).logits, rtol=1e-5, atol=1e-6)
+    whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "half"))
+    assert same({name: weight.bfloat16() for name, weight in whole.items()}, half)
+
+
+def test_a_tied_gpt_is_merged_into_one_with_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = saved(tmp_path, small_gpt(tied=True), "lora", ["head"])
+    assert export(tmp_path, "adapter", "one", "adapter=merged") == 0
+    assert "is tied to" not in capsys.readouterr().out
+    one = small_gpt(tied=False)
+    one.load_state_dict(load_file(tmp_path / "one" / "model.safetensors"))
+    torch.testing.assert_close(one(tokens(2, 6)), tuned(tokens(2, 6)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_transformers_always_ties_is_not_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=13, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2)
+    saved(tmp_path, T5ForConditionalGeneration(config), "lora", ["lm_head"])
+    assert export(tmp_path, "adapter", "one", "adapter=merged") == 2
+    assert "a t5 of transformers always ties them. Type adapter=peft" in capsys.readouterr().err
+    assert export(tmp_path, "adapter", "peft", "adapter=peft") == 0
 
 
 def test_types_averages_and_an_adapter_that_was_saved_with_its_model(tmp_path: Path) -> None:

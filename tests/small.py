@@ -199,7 +199,7 @@ def steps_on(
         losses.append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         norms.append(norm.item())
     training.stream.close()
-    whole = {name: whole_of(p) for name, p in model.named_parameters()}
+    whole = {name: whole_of(p) for name, p in model.named_parameters() if not p.is_meta}
     buffers = {name: buffer.tolist() for name, buffer in model.named_buffers()}
     return {
         "buffers": buffers,

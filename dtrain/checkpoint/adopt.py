@@ -25,6 +25,7 @@ from dtrain.checkpoint.sums import Sums
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, offset
 from dtrain.model import head
+from dtrain.model.adapted import packed
 from dtrain.storage import store
 from dtrain.storage.disk import a_file
 from dtrain.storage.patience import on_disk
@@ -71,12 +72,23 @@ def take(
     check(source, mesh, faults, _hint(state.model, matched, weights, wanted))
     check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
     stored = {name: weights.tensors[theirs] for name, theirs in matched.sources.items()}
+    narrow = {name: layer for name, layer in packed(state.model).items() if name in wanted}
+    empty = {name: wanted.pop(name) for name in narrow}
     boxes = exchange.boxes_of(mesh, wanted) if mesh.world > 1 else []
     together = exchange.shared(stored, boxes)
     mesh.on_all(f"load {source}", lambda: fill(weights, matched.sources, wanted, sums, apart=together))
     if together:
         blocks, put = exchange.blocks_of(stored, together, mesh.world), partial(_put, wanted, stored, sums)
         mesh.on_all(f"load {source}", exchange.Exchange(mesh, blocks, boxes, put).run)
+
+    def pack() -> None:
+        for name, layer in narrow.items():
+            whole = torch.empty_like(empty[name], device="cpu")
+            fill(weights, matched.sources, {name: whole}, sums)
+            layer.pack(whole.to(mesh.device))
+
+    if narrow:
+        mesh.on_all(f"load {source}", pack)
     return stored
 
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from dtrain.config import structure
-from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
+from dtrain.config.structure import COUNT, FINITE, FLAG, MAPPING, NUMBER, TEXT, Each, Optional
 from dtrain.errors import StoreError
 from dtrain.secrets import masked, screen
 from dtrain.storage import store
@@ -33,7 +33,7 @@ SHAPE = {
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),
         "tied?": Optional(Each(TEXT, named=True)),
-        "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER}),
+        "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER, "packed?": Each(TEXT), "double?": FLAG}),
         "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },
     "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dtrain.adapter import merged, scaling_of
+from dtrain.adapter.packed import rounded
 from dtrain.checkpoint import base, others
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.conversions import can_untie
@@ -88,20 +89,20 @@ def merge(
     added = {f"{layer}.{name}" for layer, tensors in adapter.items() for name in tensors}
     names = {name.removeprefix("model."): name for name in whole["tensors"] if name.startswith("model.")}
     names = {name: source for name, source in names.items() if source not in added}
-    apart = {
-        f"model.{name}": names[first] for name, first in written_apart(url, commit).items() if first in names
-    }
+    apart = {f"model.{name}": names[first] for name, first in written_apart(url, commit).items() if first in names}
     facts = _untied(url, commit["facts"]) if apart else commit["facts"]
     whole = {"tensors": {**whole["tensors"], **{name: whole["tensors"][source] for name, source in apart.items()}}}
     names |= {name.removeprefix("model."): name for name in apart}
     if lost := [layer for layer in adapter if f"{layer}.weight" not in names.values()]:
         raise StoreError.during("merge", url, f"its base {place} has no {lost[0].removeprefix('model.')}.weight")
     newer = {source for source in names.values() if source in commit["tensors"]} if named else set()  # buffers
-    scaling = scaling_of(commit["facts"]["adapter"])
+    scaling, narrow = scaling_of(commit["facts"]["adapter"]), _packed(commit, adapter)
+    nested = bool(commit["facts"]["adapter"].get("double"))
 
     def read_merged(targets: Mapping[str, Tensor]) -> None:
         changed = {f"{layer}.weight": tensors for layer, tensors in adapter.items() if f"{layer}.weight" in targets}
-        exact = _empty(whole, {source: source for source in changed}) if dtype else {}
+        others = narrow.keys() & targets.keys()
+        exact = _empty(whole, {source: source for source in changed.keys() | others}) if dtype else {}
         wanted = {**targets, **exact}
         of_base = {source: tensor for source, tensor in wanted.items() if source not in newer}
         read({source: tensor for source, tensor in of_base.items() if source not in apart})
@@ -112,11 +113,20 @@ def merge(
             else:
                 of_base[name].copy_(twin)
         fill(url, commit, {source: tensor for source, tensor in wanted.items() if source in newer})
+        for source in others:
+            wanted[source].copy_(rounded(wanted[source].to(narrow[source]), nested=nested))
+            targets[source].copy_(wanted[source])
         for source, tensors in changed.items():
             targets[source].copy_(merged(wanted[source], tensors, scaling))
 
     made = as_saved(place, whole, names, dtype)
     return write(made, read_merged, facts, to, dtype=dtype, shard=shard, form=form, beside=beside)
+
+
+def _packed(commit: Commit, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, torch.dtype]:
+    """Name of each weight of the base that the run held packed -> the type that it had there, that of the adapter."""
+    kind = next(iter(next(iter(layers.values())).values())).dtype
+    return {f"model.{name}": kind for name in commit["facts"]["adapter"].get("packed") or ()}
 
 
 def written_apart(url: str, commit: Commit) -> dict[str, str]:

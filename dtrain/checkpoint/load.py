@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -26,11 +26,20 @@ KEPT_BYTES = 2 << 30
 
 
 class Reading:
-    """Reads the commit at `url` on one rank: for each name of `wanted` the part that this rank holds."""
+    """Reads the commit at `url` on one rank: for each name of `wanted` the part that this rank holds. `packs`: names
+    without memory of their own -> who takes the whole tensor.
+    """
 
-    def __init__(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor],
+        packs: Mapping[str, Callable[[Tensor], None]] | None = None,
+    ) -> None:  # fmt: skip
         self._url, self._commit, pieces = url, commit, shards.grouped(commit["pieces"], "name")
         self._overlaps = [shards.ShardOverlap(tensor, pieces[name]) for name, tensor in wanted.items()]
+        self._packs = dict[shards.ShardOverlap, Callable[[Tensor], None]]()
+        for name, overlap in zip(wanted, self._overlaps, strict=True):
+            if packs and name in packs:
+                self._packs[overlap] = packs[name]
         needed = (piece for overlap in self._overlaps for piece, *_ in overlap.overlaps)
         self._pieces = shards.grouped(needed, "file")
         self._files = [file for file in commit["files"] if file["name"] in self._pieces]
@@ -48,13 +57,28 @@ class Reading:
     def fill(self) -> None:
         """Copy the verified bytes into the tensors."""
         users: dict[str, list[tuple[shards.ShardOverlap, int, str]]] = {}
+        left = dict[shards.ShardOverlap, int]()
         for overlap in self._overlaps:
             for number, (piece, *_) in enumerate(overlap.overlaps):
                 users.setdefault(piece["file"], []).append((overlap, number, piece["key"]))
         for file, data in _ahead(self._files, lambda file: self._verified.pop(file["name"], None) or self._read(file)):
             entries = parse_file(self._where(file), data, self._commit)
             for overlap, number, key in users[file["name"]]:
-                overlap.fill(number, tensor_of(data, entries[key]))
+                if overlap in self._packs:
+                    left[overlap] = left.get(overlap, len(overlap.overlaps)) - 1
+                    self._fill_packed(overlap, number, tensor_of(data, entries[key]), is_last=not left[overlap])
+                else:
+                    overlap.fill(number, tensor_of(data, entries[key]))
+
+    def _fill_packed(self, overlap: shards.ShardOverlap, number: int, value: Tensor, *, is_last: bool) -> None:
+        """Give a tensor without memory some, until it is whole."""
+        empty = overlap.memory.to("meta")
+        if overlap.memory.is_meta:
+            overlap.memory = torch.empty_like(empty, device="cpu")
+        overlap.fill(number, value)
+        if is_last:
+            self._packs[overlap](overlap.memory)
+            overlap.memory = empty
 
     def _read(self, file: Mapping[str, Any]) -> bytes:
         """The verified bytes of a file; called in threads, so it uses no torch."""

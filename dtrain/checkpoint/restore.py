@@ -13,7 +13,7 @@ from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
-from dtrain.model.adapted import begin
+from dtrain.model.adapted import Packed, begin, packed
 from dtrain.storage.attempts import place
 
 Commit = Mapping[str, Any]
@@ -47,7 +47,7 @@ class Restore:
         """
         self._load_base(commit, state)
         wanted = self._wanted(commit, state)
-        if not self._fill(url, commit, wanted, ("model.", "optim.")):
+        if not self._fill(url, commit, wanted, ("model.", "optim."), state):
             return False
         self._finish(url, commit, state, wanted)
         return True
@@ -64,7 +64,7 @@ class Restore:
         is_base = bool(state.adapter) and not of_adapter
         if not is_base:
             self._load_base(commit, state)
-        loaded = self._fill(url, commit, state.weights(of_base=is_base), ("model.",))
+        loaded = self._fill(url, commit, state.weights(of_base=is_base), ("model.",), state)
         if loaded and is_base:
             state.base = base.reference(url, commit)
             begin(state.model)
@@ -84,7 +84,7 @@ class Restore:
             return
         find = partial(base.find, named, state.moved)
         url, found = self._mesh.on_rank_0("look for the base of the adapter", find)
-        if not self._fill(url, found, state.weights(of_base=True), ("model.",)):
+        if not self._fill(url, found, state.weights(of_base=True), ("model.",), state):
             raise StoreError(self.damaged[-1])
         state.base = base.reference(url, found)
 
@@ -106,10 +106,13 @@ class Restore:
         averaged = any(name.startswith("ema.") for name in commit["tensors"])
         return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}
 
-    def _fill(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> bool:
+    def _fill(
+        self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...], state: TrainState
+    ) -> bool:
         """Verify on all ranks, then fill. Returns whether the bytes are intact."""
         self._check(url, commit, wanted, strict)
-        reading = Reading(url, commit, wanted)
+        narrow = {f"model.{name}": partial(self._pack, layer) for name, layer in packed(state.model).items()}
+        reading = Reading(url, commit, wanted, narrow)
 
         def verify() -> str:
             try:
@@ -125,6 +128,9 @@ class Restore:
         self._mesh.on_all(f"load {url}", reading.fill)
         self._report(commit)
         return True
+
+    def _pack(self, layer: Packed, weight: Tensor) -> None:
+        layer.pack(weight.to(self._mesh.device))
 
     def _skip(self, url: str, fault: str) -> None:
         self.damaged.append(fault)

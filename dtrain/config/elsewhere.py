@@ -49,7 +49,6 @@ MEANT = {
 }
 """Our key -> the names of its values in other tools, and ours."""
 LACKING = {
-    ("adapter", "qlora"): "a base in 4 bits is not there. Type adapter=lora precision=bf16_true, which holds it in 16.",
-    ("adapter", "qdora"): "a base in 4 bits is not there. Type adapter=dora precision=bf16_true, which holds it in 16.",
+    ("adapter", "qdora"): "a base in 4 bits takes LoRA alone. Type adapter=qlora, or adapter=dora precision=bf16_true.",
 }
 """(group, word of other tools) -> a sentence about what is not there, and what to type."""

@@ -30,7 +30,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "optim": {
         "state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "number >= 0", "fused": "bool",
     },
-    "adapter": {"trains": ["all", "adapter"]},
+    "adapter": {"trains": ["all", "adapter"], "packs": "bool"},
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
     "compile": {"keeps": _KEEPS, "moves": "number > 0"},
     "backend": {"device": ["cpu", "cuda"], "started_by": "list of text"},

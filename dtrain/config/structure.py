@@ -41,6 +41,7 @@ FINITE = Kind(
     "a finite number",
     lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < LARGEST),
 )
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("text", lambda value: isinstance(value, str))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 

@@ -9,7 +9,10 @@ from dtrain.dialect.rules import chosen, given, lacking, refused, table, to, unn
 
 KINDS = ("lora", "qlora")
 QUANTISED = ("load_in_4bit", "load_in_8bit", "gptq", "peft.weight_dtype")
-WHOLE = "dtrain does not quantise the base. Type adapter={} to train the adapter beside whole weights."
+WHOLE = (
+    "dtrain quantises the base of adapter=qlora alone, to NF4, on ranks that hold all of it. Type adapter={} to train "
+    "the adapter beside whole weights, or adapter=qlora strategy=ddp."
+)
 UNUSED = unneeded("only an adapter uses it")
 """axolotl ignores these keys where `adapter` is empty."""
 
@@ -27,6 +30,9 @@ def adapter_section(ledger: Ledger) -> None:
         there = (key for key in ("adapter", "lora_model_dir", *QUANTISED) if ledger.get(key))
         ledger.settle(refused(why), *there)
         ledger.ask("adapter", "lora or dora" if kind not in KINDS else word)
+    elif kind == "qlora":
+        ledger.carry("adapter", {"adapter": "qlora", "adapter.double": True}, "NF4 with scales in 8 bits, as there")
+        ledger.settle(unneeded("covered by adapter"), "load_in_4bit")
     else:
         ledger.carry("adapter", {"adapter": word})
     ledger.settle(unneeded("empty"), "adapter", "lora_model_dir")
@@ -46,7 +52,11 @@ def _obstacle(ledger: Ledger, kind: Any, word: str) -> str:
         )
     if kind not in KINDS:
         return f"dtrain has no adapter {kind}. Type adapter=lora or adapter=dora."
-    if kind == "qlora" or any(ledger.get(key) for key in QUANTISED):
+    sharded = any(ledger.get(key) for key in ("fsdp", "deepspeed")) or ledger.under("fsdp_config")
+    plain = kind == "qlora" and word == "lora" and not sharded and not ledger.under("bnb_config_kwargs")
+    if not plain and (kind == "qlora" or ledger.get("load_in_4bit")):
+        return WHOLE.format(word)
+    if any(ledger.get(key) for key in QUANTISED if key != "load_in_4bit"):
         return WHOLE.format(word)
     return ""
 

@@ -18,6 +18,7 @@ from dtrain.loop.assemble import Parts, assemble, source_of
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
 from dtrain.model import construct, evaluating
+from dtrain.model.adapted import lacks_memory
 from dtrain.objective import answer
 from dtrain.parallel.order import materialize
 from dtrain.planned import Plan
@@ -73,7 +74,7 @@ def weights(plan: Plan, source: str) -> nn.Module:
         mesh = Mesh(plan.mesh, device=plan.device)
         facts = source_of(plan, mesh, [source]).facts if "auto" in plan.model.values() else {}
         model = construct(plan.model, facts=facts, seed=plan.seed, adapter=plan.adapter)
-        if any(parameter.is_meta for parameter in model.parameters()):
+        if lacks_memory(model):
             materialize(model, mesh.device)
         build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto").load_weights(source, TrainState(model))
         return model

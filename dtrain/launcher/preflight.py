@@ -286,6 +286,8 @@ def _packages(plan: Plan) -> Iterable[str]:
     theirs = any(str(part["_target_"]).startswith("torchmetrics.") for part in plan.evaluate_metrics.values())
     if theirs and importlib.util.find_spec("torchmetrics") is None:
         yield "evaluate.metrics needs the torchmetrics package. Type: pip install 'dtrain[metrics]'"
+    if fact(plan.adapter, "packs") and importlib.util.find_spec("bitsandbytes") is None:
+        yield "adapter: a base in 4 bits needs the bitsandbytes package. Type: pip install 'dtrain[qlora]'"
     for package in plan.trust if not theirs else [each for each in plan.trust if each != "torchmetrics"]:
         try:
             spec = importlib.util.find_spec(package.split(".")[0])

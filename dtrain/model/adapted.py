@@ -24,6 +24,20 @@ class Adapted(Protocol):
         """Set the added parameters that begin as a function of the layer's weights, which are filled by now."""
 
 
+@runtime_checkable
+class Packed(Protocol):
+    """A layer that holds its frozen `weight` in fewer bits; the parameter itself is on the meta device."""
+
+    @property
+    def bits(self) -> float:
+        """Of a number, with its part of what is held beside them."""
+        ...
+
+    def pack(self, weight: Tensor) -> None:
+        """Hold these numbers, [out, in] on the device that computes, from now on."""
+        ...
+
+
 def mark(model: nn.Module, facts: Mapping[str, Any]) -> None:
     """Note the facts of the adapter of a model, as JSON: `kind`, and its arguments."""
     vars(model)["_adapter"] = facts
@@ -45,6 +59,19 @@ def layers(model: nn.Module) -> dict[str, Adapted]:
 def added(model: nn.Module) -> dict[str, Adapted]:
     """Name of every added parameter -> its layer."""
     return {f"{name}.{each}": layer for name, layer in layers(model).items() for each in layer.added}
+
+
+def packed(model: nn.Module) -> dict[str, Packed]:
+    """Name of every weight that its layer packs -> the layer."""
+    if adapter_of(model) is None:
+        return {}
+    return {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Packed)}
+
+
+def lacks_memory(model: nn.Module) -> bool:
+    """Whether there are parameters on the meta device for which memory is to be allocated."""
+    kept = packed(model)
+    return any(parameter.is_meta for name, parameter in model.named_parameters() if name not in kept)
 
 
 def begin(model: nn.Module) -> None:

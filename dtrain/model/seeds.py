@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dtrain.mesh.sharding import local, region
 from dtrain.model import InitByName, head
-from dtrain.model.adapted import added
+from dtrain.model.adapted import added, packed
 
 Init = Callable[[Tensor, torch.Generator], None]
 AHEAD = 1 << 28
@@ -39,15 +39,19 @@ def fill(model: nn.Module, seed: int) -> None:
     As many at a time as there are threads.
     """
     assert isinstance(model, InitByName)
-    others = added(model)
+    others, narrow = added(model), packed(model)
     _fill_each(
         {
             name: (parameter, partial(model.init_weight, name))
             for name, parameter in model.named_parameters()
-            if name not in others
+            if name not in others and name not in narrow
         },
         seed,
     )
+    for name, layer in narrow.items():
+        whole = torch.empty(model.get_parameter(name).shape)
+        model.init_weight(name, whole, generator(seed, "weight", name))
+        layer.pack(whole)
 
 
 def fill_added(model: nn.Module, seed: int) -> None:

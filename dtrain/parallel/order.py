@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
-from dtrain.model.adapted import begin
+from dtrain.model.adapted import begin, lacks_memory, packed
 from dtrain.model.seeds import fill, fill_added, fill_head
 from dtrain.objective.head import defer
 from dtrain.parallel import context, expert, huggingface, tensor
@@ -46,7 +46,7 @@ def parallelize(
     a checkpoint will fill a model on the meta device, so it is not initialised. `chunk`: that of the objective, for
     which the head may defer its product.
     """
-    meta = any(parameter.is_meta for parameter in model.parameters())
+    meta = lacks_memory(model)
     precision.choose_products()
     if precision.param != torch.float32:
         lower(model, precision.param)
@@ -75,7 +75,7 @@ def parallelize(
             fill(model, seed)
         fill_head(model, seed)
     else:
-        model.to(device)
+        move(model, device)
     fill_added(model, seed)
     if not brought:
         begin(model)
@@ -110,6 +110,16 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
     model.register_forward_pre_hook(cast, with_kwargs=True)
 
 
+def move(model: nn.Module, device: torch.device) -> None:
+    """Move a model that has memory, but for the parameters that are packed, to `device`."""
+    if not packed(model):
+        model.to(device)
+        return
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(device)
+
+
 def place_buffers(model: nn.Module, device: torch.device) -> None:
     """Move buffers to the compute device, wherever the parameters are; shared buffers stay shared."""
     placed: dict[int, torch.Tensor] = {}
@@ -119,11 +129,16 @@ def place_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = placed.setdefault(id(buffer), buffer.to(device))
 
 
-def materialize(model: nn.Module, device: torch.device) -> None:
-    """Allocate meta parameters on `device`. Tied ones stay tied, which they would not in `Module.to_empty`."""
+def materialize(model: nn.Module, device: torch.device, *, whole: bool = False) -> None:
+    """Allocate meta parameters on `device`; `whole`: also those that are packed when they are read. Tied ones stay
+    tied, which they would not in `Module.to_empty`.
+    """
     made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
+    kept = {} if whole else packed(model)
+    for prefix, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
+            if f"{prefix}.{name}" in kept:
+                continue
             if id(parameter) not in made:
                 made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
             setattr(module, name, made[id(parameter)])

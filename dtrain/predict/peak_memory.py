@@ -72,13 +72,15 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     """`again`: remat recomputes it from its input."""
     types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
     counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
-    product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
+    narrow = [count for count, weight in zip(counts, block.weights, strict=True) if weight.bits is not None]
+    product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product) - sum(narrow)
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     saved, peak_live = _activations(plan, block, again=again)
     casts = product * types.compute * (types.autocast and not state.shards)
     kept = 0.0 if block.listed and (again or fact(plan.remat, "keeps") == "products") else casts
     chunk = _chunk(plan, block, sum(trained) * wide)
+    chunk += max(narrow, default=0) * (types.param + types.compute * types.autocast)  # unpacked for one product
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, kept,

@@ -18,7 +18,8 @@ from dtrain.planned import Plan
 @dataclass(frozen=True)
 class Weight:
     """One parameter, unsharded. `tp`: the dim that the model's `tp_plan` splits, None if it is replicated; `product`:
-    used in a matrix product, so autocast copies it; `hidden`: a matrix that muon orthogonalises.
+    used in a matrix product, so autocast copies it; `hidden`: a matrix that muon orthogonalises; `bits`: of a number
+    that is not held in the type of the precision.
     """
 
     name: str = field(compare=False)
@@ -29,6 +30,7 @@ class Weight:
     hidden: bool = False
     embedding: bool = False
     trained: bool = True
+    bits: float | None = None
 
     @property
     def count(self) -> int:

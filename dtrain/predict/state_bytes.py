@@ -143,7 +143,7 @@ def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
         for weight in block.weights:
             shape = _cut(gathered(plan, weight), shards[weight.experts])
             count = block.count * math.prod(shape)
-            total.parameters += count * param
+            total.parameters += count * param if weight.bits is None else math.ceil(count * weight.bits / 8)
             total.gradients += count * param * weight.trained
             total.optimizer += block.count * _optimizer_bytes(plan, param, weight, shape)
             total.average += 4 * count * weight.trained * (plan.ema is not None)

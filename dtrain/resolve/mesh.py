@@ -58,6 +58,12 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"mesh.dp_shard={shape.dp_shard}: strategy={name} shards nothing. Type strategy=fsdp{pipeline}, or "
             f"mesh.dp_replicate={copies} for copies."
         )
+    if about(config.adapter).get("packs") and (facts.get("holds") == "shards" or ranks > shape.dp_replicate):
+        whole = "strategy=single" if ranks == 1 else "strategy=ddp"
+        raise WordsError(
+            f"adapter={config.choices['adapter'] or 'of yours'} holds the packed base whole on every rank. Type "
+            f"{whole} without other axes of the mesh, or adapter=lora, whose base can be split."
+        )
     if shape.batch % ep:
         raise WordsError(
             f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x "

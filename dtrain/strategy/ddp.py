@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, reduced, split_like
+from dtrain.model.adapted import packed
 from dtrain.model.moe import Experts, experts_of
 from dtrain.precision import Precision
 from dtrain.strategy.units import EXPERTS, Order
@@ -59,6 +60,10 @@ class DDP:
                         module.exchange = order.followed(name, module.exchange)
             return model
         self._trained.extend(trained)
+        if narrow := packed(model):  # meta parameters, and buffers that every rank has read for itself
+            layers = {name.removesuffix("weight") for name in narrow}
+            held = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] + "." in layers]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*narrow, *held])
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
         wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
         _settle_buckets(wrapped, trained)

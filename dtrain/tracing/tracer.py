@@ -36,7 +36,7 @@ from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
 from dtrain.loop.step import call
 from dtrain.model import blocks, construct, head_of, saved_buffers
-from dtrain.model.adapted import added
+from dtrain.model.adapted import added, lacks_memory, packed
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
 from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared
@@ -101,8 +101,8 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
 def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
     """Give the model memory (none under the fake mode) and the dtypes of the precision."""
     precision = build(plan.precision)
-    if any(each.is_meta for each in model.parameters()):
-        materialize(model, torch.device("cpu"))
+    if lacks_memory(model) or (not real and packed(model)):
+        materialize(model, torch.device("cpu"), whole=not real)
         if real:
             fill(model, plan.seed)
     if precision.param != torch.float32:
@@ -328,7 +328,7 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
         for parameter in each.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(each)
     deferred_wgrad, weights = {id(parameter) for parameter in hidden_matrices(model)}, []
-    others = added(model)
+    others, narrow = added(model), packed(model)
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
@@ -342,6 +342,7 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
                 (parameter.ndim > 1 or any(products)) and not all(kinds),
                 id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
+                narrow[whole].bits if whole in narrow else None,
             )
         )  # fmt: skip
     return weights

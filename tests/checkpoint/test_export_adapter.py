@@ -132,7 +132,9 @@ def test_a_tied_gpt_is_merged_into_one_with_a_head(tmp_path: Path, capsys: pytes
     torch.testing.assert_close(one(tokens(2, 6)), tuned(tokens(2, 6)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_that_transformers_always_ties_is_not_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_weight_that_transformers_always_ties_is_not_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     config = T5Config(vocab_size=13, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2)
     saved(tmp_path, T5ForConditionalGeneration(config), "lora", ["lm_head"])

@@ -254,6 +254,6 @@ def test_the_schema_knows_every_group() -> None:
 
 
 def test_what_other_tools_have_and_dtrain_has_not_is_told_with_what_to_type() -> None:
-    assert refused("adapter=qlora") == (
-        "adapter=qlora (command line): a base in 4 bits is not there. Type adapter=lora precision=bf16_true, which holds it in 16."
+    assert refused("adapter=qdora") == (
+        "adapter=qdora (command line): a base in 4 bits takes LoRA alone. Type adapter=qlora, or adapter=dora precision=bf16_true."
     )

@@ -71,9 +71,10 @@ def test_dora_of_all_linear_layers() -> None:
 @pytest.mark.parametrize(
     ("keys", "why", "asked"),
     [
-        ({"adapter": "qlora", "load_in_4bit": True}, "does not quantise", {"adapter"}),
-        ({"load_in_8bit": True}, "does not quantise", {"adapter"}),
-        ({"peft": {"backend": "bnb", "weight_dtype": "nf4"}}, "does not quantise", {"adapter"}),
+        ({"adapter": "qlora", "load_in_4bit": True, "fsdp": ["full_shard"]}, "adapter=qlora alone", {"adapter"}),
+        ({"adapter": "qlora", "load_in_4bit": True, "peft_use_dora": True}, "adapter=qlora alone", {"adapter"}),
+        ({"load_in_8bit": True}, "adapter=qlora alone", {"adapter"}),
+        ({"peft": {"backend": "bnb", "weight_dtype": "nf4"}}, "adapter=qlora alone", {"adapter"}),
         ({"adapter": "llama-adapter"}, "no adapter llama-adapter", {"adapter"}),
         ({"lora_model_dir": "old"}, "Merge it", {"adapter"}),
         ({"peft_use_rslora": True}, "adapter.alpha=45.2548339959", {"adapter.alpha"}),
@@ -91,6 +92,14 @@ def test_what_is_not_the_same_is_asked_for(keys: dict[str, Any], why: str, asked
     assert not why or any(why in each for each in read.told("refused").values())
     if "adapter" in asked and "lora_r" not in keys:
         assert read.command["adapter.rank"] == 8 and "adapter" not in read.words
+
+
+def test_a_base_in_4_bits_is_carried(tmp_path: Path) -> None:
+    read = config(tmp_path, **{**LORA, "adapter": "qlora", "load_in_4bit": True})
+    assert words(read) == {
+        "adapter": "qlora", "double": True, "rank": 8, "alpha": 16, "dropout": 0.1, "targets": ["q_proj", "up_proj"],
+    }  # fmt: skip
+    assert "load_in_4bit" in read.told("unneeded")
 
 
 def test_keys_of_lora_without_an_adapter_are_unused(tmp_path: Path) -> None:

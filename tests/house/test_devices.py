@@ -109,7 +109,7 @@ def places() -> dict[str, set[str]]:
 
 MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
-    "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill",),
+    "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill", "model/seeds.py:fill"),
     "crosses by gloo, and waits for no device": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",

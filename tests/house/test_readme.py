@@ -61,8 +61,8 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
 @pytest.mark.campaign("documents")
 def test_the_commands_of_adapters_run(tmp_path: Path, corpus: Path) -> None:
     """All of the page, in order, with the first run made small."""
-    freezing, adapters = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "adapters.md").read_text(), re.DOTALL)
-    for line in (*adapters.splitlines(), *freezing.splitlines()):
+    freezing, adapters, narrow = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "adapters.md").read_text(), re.DOTALL)
+    for line in (*adapters.splitlines(), *narrow.splitlines(), *freezing.splitlines()):
         verb, *_ = words = shlex.split(line)[3:]
         trains = [*SMALL, f"data.path={corpus}"] if "=" in verb else []
         small = ["generate.tokens=5"] if verb == "generate" else trains
@@ -161,6 +161,7 @@ HELD = {
     "adapters.md": {
         "python -m dtrain init=runs/base out=runs/top": "test_the_commands_of_adapters_run",
         "python -m dtrain steps=200 out=runs/base": "the same",
+        "python -m dtrain steps=50 init=runs/base out=runs/qlora": "the same",
     },
     "evaluating.md": {
         "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, first_line
 from dtrain.storage import rowindex, store
@@ -18,6 +19,10 @@ from dtrain.storage.rowindex import Columns, Indices
 MAGIC = b"PAR1"
 TAIL = 1 << 16
 """Bytes of a file's end that hold most footers."""
+KINDS = {"whole": np.int64, "fraction": np.float32}
+"""The kinds of columns that are numbers, and their types here."""
+PARTS, PART = 16, 1 << 22
+"""In how many parts the columns of a row group are read, at most, and bytes of a part, about."""
 MISSING = "{} needs the pyarrow package. Type: pip install 'dtrain[parquet]'"
 
 
@@ -91,14 +96,24 @@ class ParquetFile:
         rowindex.unchanged(self.url, self.facts["fingerprint"])
         arrow = library("a Parquet file")
 
-        def read(source: Any) -> Any:
+        def read(source: Any, columns: Sequence[str] = self.columns, about: Any = None) -> Any:
+            mapped = isinstance(source, str)
             # threads of its own would take the cores of training
-            with arrow.parquet.ParquetFile(source, memory_map=isinstance(source, str), pre_buffer=True) as opened:
-                return opened.read_row_group(number, columns=[*self.columns], use_threads=False)
+            with arrow.parquet.ParquetFile(source, metadata=about, memory_map=mapped, pre_buffer=True) as opened:
+                return opened.read_row_group(number, columns=[*columns], use_threads=False)
+
+        def read_parts(path: str) -> Any:
+            """Some columns at a time: what is mapped and decoded is memory until the file is closed."""
+            about, count = arrow.parquet.read_metadata(path), 1 + self.facts["bytes"][number] // PART
+            count = min(count, PARTS, len(self.columns))
+            parts = [read(path, self.columns[first::count], about) for first in range(count)]
+            arrow.default_memory_pool().release_unused()
+            columns = {name: part.column(name) for part in parts for name in part.column_names}
+            return arrow.Table.from_arrays([*columns.values()], names=[*columns])
 
         try:
             if store.is_local(self.url):
-                return read(str(store.local_path(self.url)))
+                return read_parts(str(store.local_path(self.url)))
             return store.opened(self.url, read)
         except (arrow.ArrowException, OSError) as error:
             raise PreflightError(
@@ -152,15 +167,40 @@ def unread(table: Any, index: Indices) -> Columns:
     """The columns of some rows of a table, as values of Python."""
     if any("binary" in str(each.type) for each in table.schema):  # take would copy all of the column
         return {name: [table.column(name)[row].as_py() for row in index.tolist()] for name in table.column_names}
-    rows = table.take(library("a Parquet file").array(index))
+    rows = _rows(table, index)
     return {name: rows.column(name).to_pylist() for name in rows.column_names}
 
 
 def values(table: Any, index: Indices, url: str) -> Columns:
     """The columns of some rows of a table. Raises PreflightError for nulls."""
+    arrow, chunks = library("a Parquet file"), {name: table.column(name).chunks for name in table.column_names}
+    plain = {name: each[0] for name, each in chunks.items() if len(each) == 1 and _is_plain(each[0])}
+    numbers = {name: _array(each)[index].astype(KINDS[kind_of(each.type)]) for name, each in plain.items()}
+    if not (others := [name for name in chunks if name not in plain]):
+        return numbers
+    rows = _rows(table.select(others), index)
+    return numbers | {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in others}
+
+
+def _is_plain(column: Any) -> bool:
+    """Whether a column is numbers one after the other, without nulls."""
+    from pyarrow import types
+
+    numbers = types.is_floating(column.type) or types.is_integer(column.type)
+    return numbers and not column.null_count
+
+
+def _rows(table: Any, index: Indices) -> Any:
+    """Some rows of a table. pyarrow's own ways from numpy and to it import pandas if it is there: 50 MB and 0.5 s."""
     arrow = library("a Parquet file")
-    rows = table.take(arrow.array(index))
-    return {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in rows.column_names}
+    index = np.ascontiguousarray(index, np.int64)
+    return table.take(arrow.Array.from_buffers(arrow.int64(), len(index), [None, arrow.py_buffer(index)]))
+
+
+def _array(column: Any) -> NDArray[Any]:
+    """The numbers of a column without nulls."""
+    arrow = library("a Parquet file")
+    return np.from_dlpack(column.cast(arrow.uint8()) if arrow.types.is_boolean(column.type) else column)
 
 
 def _values(column: Any, name: str, url: str) -> Any:
@@ -187,14 +227,14 @@ def _values(column: Any, name: str, url: str) -> Any:
 def _lengths(lists: Any, types: Any) -> Any:
     if types.is_fixed_size_list(lists.type):
         return np.full(len(lists), lists.type.list_size)
-    return lists.value_lengths().to_numpy(zero_copy_only=False)
+    return _array(lists.value_lengths())
 
 
 def _numbers(column: Any, kind: str) -> Any:
     arrow = library("a Parquet file")
     if arrow.types.is_decimal(column.type):
         column = column.cast(arrow.float64())
-    return np.asarray(column).astype(np.int64 if kind == "whole" else np.float32)
+    return _array(column).astype(KINDS[kind])
 
 
 def class_names(schema: Any) -> dict[str, Sequence[str]]:

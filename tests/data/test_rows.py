@@ -1,5 +1,8 @@
 """Rows of files as samples: the same from every format, wherever they lie, and a sentence for what cannot be one."""
 
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
 from dtrain.model import construct
+from dtrain.storage import parquetfile
+from dtrain.storage.parquetfile import Groups, ParquetFile
 from dtrain.storage.rowfile import Reader
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
@@ -199,15 +204,51 @@ def test_a_column_has_one_type_in_all_files(first: str, second: str, float_: boo
 
 
 def test_a_row_group_is_read_once_for_a_window_of_rows(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of a pass in order: not a group for every row."""
-    made, reads = source("parquet"), list[int]()
+    """Steps of a pass in order: each column of a group once, not for every row."""
+    made, reads = source("parquet"), list[tuple[int, str]]()
     plain = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(
-        pq.ParquetFile, "read_row_group", lambda self, i, **given: reads.append(i) or plain(self, i, **given)
-    )
+
+    def read(self: Any, group: int, *, columns: Sequence[str], **given: Any) -> Any:
+        reads.extend((group, name) for name in columns)
+        return plain(self, group, columns=columns, **given)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read)
     for start in range(0, 48, 8):
         made.take(*made.order(np.arange(start, start + 8), seed=1))
-    assert sorted(reads) == [*range(9)]
+    assert sorted(reads) == [(group, name) for group in range(9) for name in ("a", "b", "label")]
+
+
+@pytest.mark.parametrize("part", [1, 1 << 22])
+def test_columns_are_those_of_pyarrow(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every type that numbers have, read together and in parts, in an order with repetitions."""
+    monkeypatch.setattr(parquetfile, "PART", part)
+    types = [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)]
+    numbers = pa.array([number % 2 for number in range(9)])
+    arrays = [numbers.cast(pa.float32()).cast(types[number % len(types)]) for number in range(21)]
+    arrays.append(pa.array([[1, 2], [3], []] * 3, pa.large_list(pa.int16())))
+    arrays.append(pa.array([[True, False]] * 9, pa.list_(pa.bool_(), 2)))
+    names = [f"c{number}" for number in range(len(arrays))]
+    pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "a.parquet", row_group_size=6)
+    file = ParquetFile(str(tmp_path / "a.parquet"), names, tmp_path / "cache", Groups(1 << 20))
+    index = np.array([5, 0, 0, 3])
+    theirs = pq.read_table(tmp_path / "a.parquet").take(index)
+    for name, column in file.read(0, index).items():
+        rows_there = theirs.column(name).to_pylist()
+        assert [np.asarray(row, float).tolist() for row in column] == [
+            np.asarray(row, float).tolist() for row in rows_there
+        ]
+
+
+def test_rows_are_read_without_pandas(tmp_path: Path) -> None:
+    """pyarrow's own conversions import it, which takes half a second and 50 MB."""
+    path = write(tmp_path / "rows.parquet", [{"a": 1, "b": [1.5, 2], "c": True, "label": "x"}] * 4)
+    program = (
+        "import sys, numpy, pathlib; from dtrain.storage.parquetfile import Groups, ParquetFile\n"
+        f"file = ParquetFile({path!r}, 'a b c label'.split(), pathlib.Path({str(tmp_path)!r}), Groups(1 << 20))\n"
+        "print(len(file.read(0, numpy.arange(2))), 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "4 False\n", done.stderr
 
 
 def test_lines_of_json_may_begin_with_a_byte_order_mark(source: Any, tmp_path: Path) -> None:

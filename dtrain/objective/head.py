@@ -2,7 +2,8 @@
 reads its result.
 
 A loss that takes `Deferred` logits (dtrain/objective/chunked.py) never has more than a chunk of them. Anything else
-that touches them, such as a softcap in the model's forward or a metric, computes them whole, as without this file.
+that touches them, such as a softcap in the model's forward or a metric, computes them whole, as without this file; what
+changes them in place, or could by a view, is what the loss sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dtrain.errors import WordsError
 from dtrain.model import blocks, tables, unwrapped
 from dtrain.planned import chunk_of
 
@@ -34,6 +36,9 @@ NOTES = {
     )
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.ndimension}
 """Facts of a tensor that need none of its values."""
+_set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+MARKS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_, _set_data}
+"""Calls that stay with a tensor, beside changes of its values."""
 
 _chunk: int | str = 0
 _again = False
@@ -57,7 +62,11 @@ class Head(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = chunk_of(_chunk, self.out_features)
-        if not rows or (torch.is_grad_enabled() and not input.requires_grad):  # hooks on the result need its gradient
+        if torch.is_grad_enabled():  # hooks on the result need its gradient
+            rows = rows if input.requires_grad and torch._C._current_graph_task_id() < 0 else 0
+        elif self.training:  # with the line above: a reentrant checkpoint, which hands out the gradient of its result
+            rows = 0
+        if not rows:
             return super().forward(input)
         return Deferred(input, self.weight, self.bias, rows=rows, again=_again)
 
@@ -77,6 +86,8 @@ class Deferred(Tensor):
     finish: Callable[[Tensor], Tensor] | None
     loss: Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor] | None
     """A stand-in for the chunked loss, in a trace."""
+    computed: Tensor | None
+    """The logits, once something has changed them or has got a view of them."""
 
     @staticmethod
     def __new__(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int, again: bool) -> "Deferred":
@@ -86,7 +97,7 @@ class Deferred(Tensor):
             cls, (*hidden.shape[:-1], weight.shape[0]), dtype=cast or weight.dtype, device=hidden.device
         )
         made.hidden, made.weight, made.bias, made.rows, made.again = hidden, weight, bias, rows, again
-        made.autocast, made.finish, made.loss = cast, None, None
+        made.autocast, made.finish, made.loss, made.computed = cast, None, None, None
         return made
 
     def on(self, hidden: Tensor) -> "Deferred":
@@ -96,7 +107,9 @@ class Deferred(Tensor):
         return other
 
     def whole(self) -> Tensor:
-        """The logits, as the head would have returned them."""
+        """The logits, as the head would have returned them, and as they were changed since."""
+        if self.computed is not None:
+            return self.computed
         kind = self.hidden.device.type
         with torch.autocast(kind, self.autocast, enabled=self.autocast is not None):
             logits = F.linear(self.hidden, self.weight, self.bias)
@@ -111,22 +124,65 @@ class Deferred(Tensor):
         if isinstance(first, Deferred):
             if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
                 return first.hidden.requires_grad
-            if func == Tensor.register_hook:  # FSDP2's, before the backward of what is computed from this
-                return first.hidden.register_hook(args[1])
-        args, kwargs = tree_map_only(Deferred, lambda each: each.whole(), (args, kwargs or {}))
-        return func(*args, **kwargs)
+            if func == Tensor.register_hook and getattr(args[1], "__module__", "").startswith("torch."):
+                return first.hidden.register_hook(args[1])  # FSDP2's, before the backward of what is computed from this
+        return _read(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if any(isinstance(each, Deferred) and each.hidden.requires_grad for each in tree_leaves((args, kwargs))):
+            raise WordsError(
+                f"model: its logits go to code below torch's Python ({func}: a torch.autograd.Function, "
+                "torch.jit.script), where logits in chunks have no gradient. Type objective.chunk=0."
+            )
         args, kwargs = tree_map_only(Deferred, lambda each: each.whole(), (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call `func` with logits in place of deferred ones, which keep them if they differ or may differ afterwards."""
+    found: dict[int, tuple[Deferred, Tensor, int]] = {}
+
+    def logits(each: Deferred) -> Tensor:
+        if id(each) not in found:
+            within = each.hidden
+            with torch.inference_mode(within.is_inference()), torch.set_grad_enabled(within.requires_grad):
+                whole = each.whole()
+            found[id(each)] = each, whole, _version(whole)
+        return found[id(each)][1]
+
+    args, kwargs = tree_map_only(Deferred, logits, (args, kwargs))
+    out = func(*args, **kwargs)
+    for each, whole, version in found.values():
+        if func in MARKS or _version(whole) != version or any(_shares(part, whole) for part in tree_leaves(out)):
+            each.computed = whole
+    return out
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _shares(part: Any, whole: Tensor) -> bool:
+    """Whether a part of a result may be in the memory of `whole`."""
+    if part is None or isinstance(part, bool | int | float | str | torch.dtype | torch.device | torch.Size):
+        return False
+    if not isinstance(part, Tensor) or isinstance(part, DTensor) or isinstance(whole, DTensor):
+        return True
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def settled(logits: Tensor) -> Tensor:
     """Logits that are computed, if they were not."""
     return logits.whole() if isinstance(logits, Deferred) else logits
+
+
+def untouched(logits: Tensor) -> Tensor:
+    """Logits, still deferred only if nothing has changed them or could have."""
+    return logits.computed if isinstance(logits, Deferred) and logits.computed is not None else logits
 
 
 def defer(model: nn.Module, chunk: int | str) -> None:

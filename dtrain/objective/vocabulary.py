@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets, chunked, nats
-from dtrain.objective.head import Deferred
+from dtrain.objective.head import Deferred, untouched
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
@@ -31,6 +31,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     `logits` [..., V] are whole, or split in their last dim over a mesh of one axis, or deferred: then they are computed
     a chunk at a time. Raises WordsError for a target outside of the vocabulary.
     """
+    logits = untouched(logits)
     if isinstance(logits, Deferred):
         return chunked.cross_entropy(logits, targets)
     if isinstance(logits, DTensor) or logits.dtype in HALVES:
@@ -40,6 +41,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each target [...], 0 where it is IGNORE; else as `cross_entropy`."""
+    logits = untouched(logits)
     if isinstance(logits, Deferred):
         return chunked.token_nats(logits, targets)
     if isinstance(logits, DTensor) or logits.dtype in HALVES:

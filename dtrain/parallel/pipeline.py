@@ -16,7 +16,7 @@ from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
-from dtrain.objective.head import Deferred
+from dtrain.objective.head import Deferred, untouched
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.parallel.transfers import LeanStage
 from dtrain.planned import PipelineShape
@@ -41,7 +41,9 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, **others: Tensor) -> Tensor:
         with self._autocast():
-            out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+            out = untouched(
+                logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+            )
         self._deferred = None
         if isinstance(out, Deferred):  # hidden states leave, and the loss multiplies them
             self._deferred, out = out.on(out.hidden.detach()), out.hidden

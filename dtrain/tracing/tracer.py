@@ -40,7 +40,7 @@ from dtrain.model.adapted import added, lacks_memory, packed
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
 from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared
-from dtrain.objective.head import Deferred, defer, deferring
+from dtrain.objective.head import Deferred, defer, deferring, untouched
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
@@ -119,7 +119,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
         with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
             with deferring(chunk_asked(objective)), precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
-                logits = logits_of(out)
+                logits = untouched(logits_of(out))
                 if isinstance(logits, Deferred):
                     watch.chunked(logits)
                 else:

@@ -1,6 +1,7 @@
 """Cross entropy of deferred logits: loss and gradients of whole ones, on every mesh, with a chunk of logits at a time."""
 
 import math
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from small import PARTS, STRATEGIES, UNEVEN, alike, few_steps, joined, small_gpt
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
 from dtrain.model.hf import TASKS
@@ -163,6 +165,71 @@ def test_what_else_reads_logits_gets_them_whole() -> None:
         assert torch.equal(answer(logits), plain_gpt)
         assert torch.equal(logits.argmax(-1), plain_gpt.argmax(-1))
         assert torch.equal(logits[:, -1] + 1, plain_gpt[:, -1] + 1)
+
+
+def halved(logits: Tensor) -> None:
+    logits.mul_(0.5)
+
+
+def halved_view(logits: Tensor) -> None:
+    logits.view(-1, 13).mul_(0.5)
+
+
+def hidden_token(logits: Tensor) -> None:
+    with torch.no_grad():
+        logits[..., 3] = -100.0
+
+
+def replaced(logits: Tensor) -> None:
+    logits.data = logits.data * 0.5
+
+
+def smaller_gradient(logits: Tensor) -> None:
+    logits.register_hook(lambda gradient: gradient * 0.5)
+
+
+def looked_at(logits: Tensor) -> None:
+    with torch.inference_mode():
+        logits.detach().argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "chunked_loss"),
+    [
+        (halved, False),
+        (halved_view, False),
+        (hidden_token, False),
+        (replaced, False),
+        (smaller_gradient, False),
+        (looked_at, False),
+        (lambda logits: logits.argmax(-1), True),
+    ],
+)
+def test_logits_that_are_changed_in_place_are_what_the_loss_sees(
+    change: Callable[[Tensor], Any], chunked_loss: bool
+) -> None:
+    model, batch, runs = deferred(small_gpt()), tokens(2, 5), []
+    for chunk in (0, 3):
+        with deferring(chunk), patch.object(chunked, "_apply", side_effect=chunked._apply) as calls:
+            logits = model(batch)
+            change(logits)
+            loss = cross_entropy(logits, batch)
+            runs.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+    assert calls.called == chunked_loss
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_head_that_is_computed_again_in_the_backward(reentrant: bool) -> None:
+    model, runs = deferred(small_gpt()), []
+    hidden = torch.randn(2, 5, model.head.in_features, requires_grad=True)
+    for chunk in (0, 3):
+        with deferring(chunk):
+            logits = checkpoint(lambda x: model.head(x.tanh()), hidden, use_reentrant=reentrant)
+            cross_entropy(logits, tokens(2, 5)).backward()
+        runs.append([hidden.grad, model.head.weight.grad])
+        hidden.grad = model.head.weight.grad = None
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
 
 
 def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:

@@ -26,6 +26,10 @@ from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
 from dtrain.storage.rowindex import File, Indices
 
 VERSION = 2
+EARLIER = (
+    "data.path={}: this run began with an earlier dtrain, which read conversations in another way: its place is not in "
+    "these samples. Type out=<another place> init=<this run> to train on with its weights."
+)
 PRINT = re.compile(r"chat-(\d+)-\w{32}")
 KNOWN = ("jsonl", "parquet", "hf")
 BESIDE = (".tokens", ".counts", ".ends", ".firsts")
@@ -48,8 +52,12 @@ class Job:
     @property
     def how(self) -> list[Any]:
         """All that the tokens depend on beside the rows."""
+        return self.how_in(VERSION)
+
+    def how_in(self, version: int) -> list[Any]:
+        """The same in a version of this file."""
         of = [self.kind, dict(self.columns), self.train_on, dict(self.arguments), self.day, self.tokenizer.digest]
-        return ["chat", VERSION, *of]
+        return ["chat", version, *of]
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,19 @@ def job_of(data: Mapping[str, Any], tokenizer: Described) -> tuple[Job, list[str
     return job, urls
 
 
+def rows(data: Mapping[str, Any]) -> int | None:
+    """The number of conversations, or of pairs, that are samples; None if that is not known before they are tokens, or
+    before files of other storage are read. Raises PreflightError, StoreError and WordsError.
+    """
+    if data["long"] == "skip" or data["packing"] == "pack":
+        return None
+    job, urls = job_of(data, Described("", "", {}, {}))
+    if not all(map(store.is_local, urls)):
+        return None
+    files = job.reader.opened(urls, [*job.columns.values()])
+    return sum(sum(file.facts["sizes"]) for file in files)
+
+
 def opened(job: Job, urls: Sequence[str]) -> list[TokenFile]:
     """The files of tokens, which are made where they are missing. Raises PreflightError."""
     files = job.reader.opened(urls, [*job.columns.values()])
@@ -185,9 +206,9 @@ def opened(job: Job, urls: Sequence[str]) -> list[TokenFile]:
         return list(pool.map(lambda file, url: TokenFile(file, url, job), files, urls))
 
 
-def fingerprint(files: Sequence[TokenFile], rows: int, data: Mapping[str, Any]) -> str:
+def fingerprint(files: Sequence[TokenFile], rows: int, data: Mapping[str, Any], version: int = VERSION) -> str:
     """That of the first rows of files, as `data` uses them: the same as when there were no others."""
-    how = json.dumps([*files[0].job.how, data["sequence"], data["long"]], sort_keys=True)
+    how = json.dumps([*files[0].job.how_in(version), data["sequence"], data["long"]], sort_keys=True)
     return f"chat-{rows}-{rowfile.digest_of([file.rows for file in files], rows, how)}"
 
 
@@ -209,6 +230,8 @@ def problem(data: Mapping[str, Any], *, trained: str | None, pairs: bool = False
             files = opened(job, urls)
             usable(files, data)
             if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1]), data) != then[0]:
+                if any(fingerprint(files, int(then[1]), data, old) == then[0] for old in range(1, VERSION)):
+                    return EARLIER.format(data["path"])
                 return rowfile.changed(data["path"], "the files, or the tokenizer,", int(then[1]))
             if data.get("bucket") is not None:
                 _check_bucket(files, data["sequence"])

@@ -268,7 +268,11 @@ OPTIONS: Mapping[str, Rule] = table(
         "train_on_eos train_on_eot": END,
         "name revision trust_remote_code": unneeded("data.path says which rows are read"),
         "chat_template chat_template_jinja": unneeded("another dataset of this file has the same one"),
-        "drop_system_message split_thinking message_field_training message_field_training_detail shards shards_idx": (
+        "message_field_training": chosen(
+            {"train": READ, "weight": READ},
+            refused("of a message `train` and `weight` say whether it counts. Rename the field in the files."),
+        ),
+        "drop_system_message split_thinking message_field_training_detail shards shards_idx": (
             lacking("dtrain reads rows as they are. Change them in the files.")
         ),
         "preprocess_shards": unneeded("an option of axolotl's data preparation"),

@@ -129,6 +129,8 @@ def test_another_file_under_checkpoints_is_told(words: Any, tmp_path: Path) -> N
     trained = files.fingerprint(begun, 8, made)
     talks.write(tmp_path / "rows.jsonl", talks.talks(9))
     assert files.problem(made, trained=trained) == "", "a row was added"
+    earlier = files.fingerprint(begun, 8, made, files.VERSION - 1)
+    assert "began with an earlier dtrain" in files.problem(made, trained=earlier)
     talks.write(tmp_path / "rows.jsonl", talks.talks(9)[1:])
     for _ in range(2):
         assert "the files, or the tokenizer, changed since this run" in files.problem(made, trained=trained)

@@ -1,10 +1,13 @@
 """epochs are the steps of so many passes, known before launch or asked for."""
 
+import math
 from pathlib import Path
 
 import pytest
+from chat import talks
 from small import plan
 
+from dtrain.build import build
 from dtrain.errors import WordsError
 
 WORDS = ("model=mlp", "data=synthetic", "objective=regression", "data.samples=1000")
@@ -61,3 +64,25 @@ def test_both_are_one_too_many_and_what_is_typed_goes_before_a_recipe(tmp_path: 
 def test_the_rules_of_length_count_those_steps() -> None:
     with pytest.raises(WordsError, match=r"stop_after=400 is never reached: steps=375"):
         plan(*WORDS, "epochs=3", "stop_after=400")
+
+
+def test_conversations_are_counted_as_the_run_has_them(tmp_path: Path) -> None:
+    talks.tokenizer(tmp_path / "tk")
+    rows = talks.write(tmp_path / "rows.jsonl", talks.talks())
+    words = (
+        "data=chat",
+        f"data.path={rows}",
+        f"data.tokenizer={tmp_path}/tk",
+        f"data.cache={tmp_path}/cache",
+        "batch=2",
+    )
+    for more in ((), ("data.holdout=0",), ("data.holdout=0.5",)):
+        made = plan(*words, *more, "epochs=3")
+        source = build(made.data)
+        assert made.steps == math.ceil(3 * len(source) / 2) > 3
+    with pytest.raises(WordsError, match=r"epochs=3: how many windows data.packing=pack fills .* Type steps=<3 x its"):
+        plan(*words, "data.packing=pack", "epochs=3")
+    with pytest.raises(WordsError, match=r"epochs=3: which rows data.long=skip leaves out .*, or data.long=cut\."):
+        plan(*words, "data.long=skip", "epochs=3")
+    with pytest.raises(WordsError, match=r"gone\.jsonl"):
+        plan(*words, f"data.path={tmp_path}/gone.jsonl", "epochs=3")

@@ -195,8 +195,8 @@ def defer(model: nn.Module, chunk: int | str) -> None:
 
 
 def _head_of(model: nn.Module) -> nn.Linear | None:
-    """The layer that runs last by the model's table, or that transformers names, if it is a plain linear layer outside
-    of the blocks.
+    """The layer that runs last by the model's table, or that transformers names, or else the widest, of several the
+    last; None unless it is a plain linear layer outside of the blocks.
     """
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
     named = {f"{prefix}{name}" for name in table}
@@ -205,7 +205,10 @@ def _head_of(model: nn.Module) -> nn.Linear | None:
     if type(last) is not nn.Linear and embeds is not None:
         last = embeds()
     inner = {module for block in blocks(model) for module in block.modules()}
-    return last if type(last) is nn.Linear and last not in inner else None
+    outside = [module for module in model.modules() if type(module) is nn.Linear and module not in inner]
+    if not table and embeds is None:
+        last = max(reversed(outside), key=lambda layer: layer.out_features, default=None)
+    return last if type(last) is nn.Linear and last in outside else None
 
 
 def local_parts(logits: Deferred) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -258,6 +258,30 @@ def test_a_head_in_a_block_and_one_that_trains_alone_compute_at_once() -> None:
         assert type(model(tokens(2, 5))) is Tensor
 
 
+class Plain(nn.Module):
+    """A model without a table of its modules, as most are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.project = nn.Embedding(13, 8), nn.Linear(8, 8), nn.Linear(8, 13)
+        self.extra = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(self.up(self.embed(x)).tanh())
+
+
+def test_the_widest_layer_is_the_head_of_a_model_that_names_none() -> None:
+    model, batch, runs = deferred(Plain()), tokens(2, 5), []
+    assert [name for name, module in model.named_modules() if type(module) is Head] == ["project"]
+    for chunk in (0, 3):
+        with deferring(chunk):
+            logits = model(batch)
+            assert (type(logits) is Deferred) == bool(chunk)
+            loss = cross_entropy(logits, batch)
+            runs.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters())[:5])])
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+
+
 SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 13,
     "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "max_position_embeddings": 16,

@@ -143,7 +143,7 @@ def _paths(ledger: Ledger, sections: Sequence[str]) -> None:
         return
     for section, each in zip(sections, files, strict=True):
         named = [ledger.get(f"{section}.{name}") for name in ("path", "name", "split")]
-        why = BESIDE if each else terms.of_the_hub(*(screen.typed(str(one)) if one else "" for one in named))
+        why = BESIDE if each else terms.of_the_hub(*(str(one) if one else "" for one in named))
         ledger.settle(refused(why), f"{section}.path", f"{section}.data_files")
         if not each:
             ledger.settle(refused(why), f"{section}.name", f"{section}.split")

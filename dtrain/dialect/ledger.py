@@ -19,6 +19,8 @@ CHOICES = {
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
 }  # fmt: skip
 """Words that every run needs, and the hint shown when the user must type one because the file's value was refused."""
+REFERENCE = "${"
+"""Begins what a recipe looks up, such as `${oc.env:HOME}`; the text of another tool's file is never that."""
 
 
 class Code(str):
@@ -92,6 +94,14 @@ class Ledger:
         another key.
         """
         target: dict[str, Any] = self.command if command else self.words
+        references = [word for word, value in words.items() if REFERENCE in str(value)]
+        if references and not command:
+            typed = " ".join(f"{word}=<value>" for word in references)
+            self.refuse(key, f"a recipe would look that up on this machine. Type {typed}.")
+            for word in references:
+                self.ask(word)
+            self.imply({word: value for word, value in words.items() if word not in references}, f"{key} needs it")
+            return
         for word, value in words.items():
             if word in target and word not in self.implied and target[word] != value:
                 self.refuse(key, f"another key of this file gives {word}={target[word]}. Remove one of them.")
@@ -119,7 +129,9 @@ class Ledger:
     def imply(self, words: Mapping[str, Any], why: str) -> None:
         """Set words from a default of the tool, unless a key sets them or the user is asked for them."""
         for word, value in words.items():
-            if word not in self.words and not self.asks(word):
+            if REFERENCE in str(value):
+                self.ask(word)
+            elif word not in self.words and not self.asks(word):
                 self.words[word] = value
                 self.implied[word] = why
 

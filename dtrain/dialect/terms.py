@@ -3,11 +3,14 @@
 The formulas come from the tools' documentation; where one differs from dtrain's, the note of the carried key says how.
 """
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtrain.dialect.ledger import Ledger, Rule, count, number, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
+from dtrain.secrets import screen
 
 BEHIND = "their warm-up starts at 0 and lags one step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
@@ -60,9 +63,10 @@ output = to("out", text, command=True)
 
 def of_the_hub(path: str, name: str, split: str) -> str:
     """Return why a dataset of the hub is asked for as files, with the line that writes them."""
-    of = f'"{path}", "{name}"' if name else f'"{path}"'
-    load = f'from datasets import load_dataset as f; f({of}, split="{split or "train"}").save_to_disk("<folder>")'
-    return f"data.path takes files, or a folder of save_to_disk. Type data.path=<folder> after python -c '{load}'."
+    of = ", ".join(json.dumps(part, ensure_ascii=False) for part in (path, name) if part)
+    rows = f"f({of}, split={json.dumps(split or 'train', ensure_ascii=False)})"
+    load = shlex.quote(f'from datasets import load_dataset as f; {rows}.save_to_disk("<folder>")')
+    return f"data.path takes files, or a folder of save_to_disk. Type data.path=<folder> after python -c {load}."
 
 
 def degree(axis: str, further: Mapping[str, str] | None = None) -> Rule:
@@ -85,7 +89,7 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
     elif name.lower() == "adam" and decay not in (0, "auto"):
         why = (
             "Adam adds the decay to the gradient; optim=adamw decays the weights directly. Type optim=adamw "
-            f"optim.weight_decay={decay} if you want that."
+            f"{screen.typed(f'optim.weight_decay={decay}')} if you want that."
         )
     if why:
         ledger.settle(refused(why), name_key, f"{prefix}.**")

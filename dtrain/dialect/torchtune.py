@@ -112,7 +112,7 @@ def _optimizer(ledger: Ledger) -> None:
         optimizer(ledger, key, "optimizer", name.rpartition(".")[2])
         return
     lr = ledger.get("optimizer.lr")
-    ledger.settle(refused(f"Type optim.lr={lr} for the optimizer that you choose."), "optimizer.lr")
+    ledger.settle(refused(f"Type {screen.typed(f'optim.lr={lr}')} for the optimizer that you choose."), "optimizer.lr")
     ledger.settle(refused(f"unknown optimizer {name}: {TINY}"), "optimizer", "optimizer.**")
     if name:
         unknown_optimizer(ledger, name, lr)

@@ -9,7 +9,6 @@ from dtrain.dialect import terms
 from dtrain.dialect.ledger import Ledger, Rule, count
 from dtrain.dialect.rules import chosen, given, lacking, refused, says, switched, table, to, unneeded
 from dtrain.dialect.torchtune_model import COMPONENT
-from dtrain.secrets import screen
 
 KINDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "torchtune.datasets.chat_dataset": ("messages", {}),
@@ -72,7 +71,7 @@ def _path(ledger: Ledger) -> None:
         ledger.settle(unneeded("the names of the files say it"), "dataset.source")
         return
     named = [ledger.get(f"dataset.{name}") for name in ("source", "name", "split")]
-    why = terms.of_the_hub(*(screen.typed(str(one)) if one else "" for one in named))
+    why = terms.of_the_hub(*(str(one) if one else "" for one in named))
     ledger.settle(refused(why), "dataset.source", "dataset.data_files", "dataset.name", "dataset.split")
     ledger.ask("data.path", "files or folder of the rows")
 

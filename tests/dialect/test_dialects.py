@@ -1,6 +1,7 @@
 """Over all tools: no key is dropped, every recipe is planned, and the tool is known by its keys."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -354,3 +355,33 @@ def test_steps_that_are_computed_are_asked_for(tmp_path: Path) -> None:
     assert imported(script).ledger.words["steps"] == "???"
     script.write_text("from lightning import Trainer\nTrainer(max_steps=300, max_epochs=3)\n")
     assert imported(script).words["steps"] == 300 and "steps" not in imported(script).command
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tree", "word"),
+    [
+        ("axolotl", {"base_model": "https://host.example/{}", "micro_batch_size": 1}, "model.name"),
+        ("axolotl", {"base_model": "me/small", "micro_batch_size": 1, "model_config": {"name": "{}"}}, "model.config"),
+        ("transformers", {"model_name_or_path": "https://host.example/{}", "num_train_epochs": 1}, "model.name"),
+    ],
+)
+def test_no_text_of_theirs_looks_up_what_is_here(dialect: str, tree: dict[str, Any], word: str) -> None:
+    ledger = translate(json.loads(json.dumps(tree).replace("{}", "${oc.env:HOME}")), dialect, "theirs.yaml")
+    complete(ledger)
+    said = [line for line in recipe(ledger, (), "mine.yaml").splitlines() if not line.startswith("#  ")]
+    assert "oc.env" not in "".join(said)
+    assert ledger.asks(word)
+
+
+@pytest.mark.parametrize("path", ["me/$(touch ran)", "me/'$(touch ran)'", "me/`touch ran`", 'me/";touch ran;"'])
+def test_a_line_that_fetches_rows_runs_no_text_of_theirs(path: str, tmp_path: Path) -> None:
+    tree = {"base_model": "me/small", "datasets": [{"path": path, "split": path, "type": "chat_template"}]}
+    why = next(entry.why for entry in translate(tree, "axolotl", "a.yaml").entries if entry.key == "datasets.0.path")
+    line = why[why.index("python -c") :].removesuffix(".")
+    _, _, code = shlex.split(line)
+    rows = code.split("; ", 1)[1]
+    call = ast.parse(rows).body[0].value.func.value  # type: ignore[attr-defined]
+    assert [ast.literal_eval(each) for each in (*call.args, call.keywords[0].value)] == [path, path]
+    commands = f"python() {{ :; }}; {line}"
+    subprocess.run(["bash", "-c", commands], cwd=tmp_path, timeout=300, check=True, capture_output=True)
+    assert not (tmp_path / "ran").exists()

@@ -68,6 +68,14 @@ def take(
     weights, matched = find(
         weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model), head.new_base(state.model)
     )
+    if matched.faults and (pooler := head.pooler(state.model, everywhere)):
+        rest = everywhere - pooler
+        without, again = find(
+            weights, rest, everywhere_tied, rules, partial(whole_of, state.model), head.new_base(state.model)
+        )
+        if not again.faults:
+            weights, matched = without, again
+            wanted = {name: tensor for name, tensor in wanted.items() if name not in pooler}
     faults = [*matched.faults, *unlike(weights, matched.sources, wanted)]
     check(source, mesh, faults, _hint(state.model, matched, weights, wanted))
     check(source, mesh, mesh.on_all(f"load {source}", lambda: untied(weights, matched.twins, wanted))[mesh.rank], "")
@@ -113,7 +121,7 @@ def _hint(model: nn.Module, matched: "Match", weights: Weights, wanted: Mapping[
         if name in wanted and weights.tensors[theirs].shape != tuple(wanted[name].shape)
     }  # fmt: skip
     base = head.base_of(model)
-    if base and odd and not any(name.startswith(base) for name in odd):
+    if base and odd and not any(name.startswith(base) and not head.is_pooler(name, base) for name in odd):
         return "Type model.head=new for a head that begins from the seed"
     return matched.hint
 

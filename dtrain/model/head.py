@@ -36,6 +36,18 @@ def new(model: nn.Module, names: Collection[str]) -> set[str]:
     return {name for name in names if not name.startswith(base)} if base else set()
 
 
+def pooler(model: nn.Module, names: Collection[str]) -> set[str]:
+    """Those of these names that lie between the base and a new head: weights of another task, such as those of a
+    masked language model, may lack them, and then they begin as the head does.
+    """
+    base = new_base(model)
+    return {name for name in names if is_pooler(name, base)} if base else set()
+
+
+def is_pooler(name: str, base: str) -> bool:
+    return name.startswith(f"{base}pooler.")
+
+
 def init(name: str, std: float, weight: Tensor, generator: torch.Generator) -> None:
     """Initialise a parameter (whole, on the CPU) in place."""
     if weight.ndim > 1:

@@ -70,7 +70,7 @@ def fill_added(model: nn.Module, seed: int) -> None:
 def fill_head(model: nn.Module, seed: int) -> None:
     """The same for a new head of a model of transformers."""
     parameters, std = dict(model.named_parameters()), head.std_of(model)
-    names = head.new(model, parameters)
+    names = head.new(model, parameters) | head.pooler(model, parameters)
     _fill_each({name: (parameters[name], partial(head.init, name, std)) for name in sorted(names)}, seed)
 
 

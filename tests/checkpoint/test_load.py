@@ -40,6 +40,7 @@ class Held:
         return self.held
 
     adapter = base = None
+    model = torch.nn.Module()
 
     def weights(self, *, of_base: bool) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.held.items() if name.startswith("model.")}

@@ -216,7 +216,7 @@ def test_logits_that_are_changed_in_place_are_what_the_loss_sees(
             loss = cross_entropy(logits, batch)
             runs.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
     assert calls.called == chunked_loss
-    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -229,7 +229,7 @@ def test_a_head_that_is_computed_again_in_the_backward(reentrant: bool) -> None:
             cross_entropy(logits, tokens(2, 5)).backward()
         runs.append([hidden.grad, model.head.weight.grad])
         hidden.grad = model.head.weight.grad = None
-    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-6, atol=1e-6)
 
 
 def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:
@@ -263,6 +263,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.embed, self.up, self.project = nn.Embedding(13, 8), nn.Linear(8, 8), nn.Linear(8, 13)
         self.extra = nn.Linear(8, 1)
 
@@ -279,7 +280,7 @@ def test_the_widest_layer_is_the_head_of_a_model_that_names_none() -> None:
             assert (type(logits) is Deferred) == bool(chunk)
             loss = cross_entropy(logits, batch)
             runs.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters())[:5])])
-    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-6, atol=1e-6)
 
 
 SIZES = {

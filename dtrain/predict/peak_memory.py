@@ -116,7 +116,8 @@ def _activations(plan: Plan, block: Block, *, again: bool) -> tuple[float, float
     if not block.listed:
         return whole, peak_live
     keeps = fact(plan.remat, "keeps")
-    keeps = "all" if keeps == "inputs" and not again else keeps
+    if keeps == "inputs":
+        return block.saved["inputs"].of(plan) if again else whole, peak_live
     return min(whole, block.saved[keeps].of(plan)), peak_live
 
 
@@ -333,7 +334,7 @@ def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator
         if kind == "F":
             flying += here.saved + here.sent
             continue
-        now = flying + here.received * (kind != "W")
+        now = flying + here.received * (kind != "W") + here.left * (kind == "I")
         best = max(best, _backward(flights, begun, stage, now, kind), key=lambda moment: sum(moment.values()))
         begun |= {stage} if kind != "I" else set()
         flying += (here.left + here.received) * (kind == "I")  # up to the backward of the weights

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from metering import count
 from pool import resident
-from predicted import ALL, FOREIGN, PIPELINE, QUICK, Compared, compare, planned
+from predicted import ALL, FOREIGN, PIPELINE, QUICK, ROUGH, Compared, compare, planned
 from small import plan
 
 from dtrain.cluster import Cluster
@@ -39,22 +39,23 @@ def test_ranks_that_share_a_sequence_share_the_weights_too() -> None:
     assert [each.parameters for each in shards] == [pytest.approx(whole.parameters / 4, rel=0.01)] * 2
 
 
-def check(words: str) -> Compared:
-    """Exact at rest and in a checkpoint; activations within 10%, operations within 1%."""
+def check(words: str, within: float = 0.1) -> Compared:
+    """Exact at rest and in a checkpoint; activations within 10% for models as small as those, operations within 1%."""
     compared = compare(planned(words))
     for row in compared.rows:
         for name, (predicted, real) in row.exact.items():
             assert predicted == real, name
-        assert row.activations == pytest.approx(1, abs=0.1)
+        assert row.activations == pytest.approx(1, abs=within)
     assert compared.saved[0] == compared.saved[1], "checkpoint"
     assert compared.flops[0] == pytest.approx(compared.flops[1], rel=0.01)
     return compared
 
 
 def check_peak(words: str) -> None:
-    """Within 13%: of four small blocks; a run that keeps every second is taken for one that keeps half of each."""
-    for row in check(words).rows:
-        assert row.peak == pytest.approx(1, abs=0.13)
+    """Activations and peak within 5%, but for those that are named."""
+    within = ROUGH.get(words, 0.05)
+    for row in check(words, within).rows:
+        assert row.peak == pytest.approx(1, abs=within)
 
 
 @pytest.mark.often(

@@ -1,5 +1,6 @@
 """Loading a folder of Hugging Face on two ranks (fsdp) beside from_pretrained on each, alone and with fully_shard after it,
-in turn: seconds, and seconds of the CPU, until every number was read once; bytes that a rank reads; its peak of memory.
+in turn: seconds, and seconds of the CPU, until every number was read once, as a forward does, and seconds until every number
+was written once more, as the first step of an optimizer does; bytes that a rank reads; its peak of memory.
 
 OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/bench/loading.py [--rounds 5] [--place /tmp/llama-2gb]
 
@@ -66,9 +67,14 @@ def measured(way: Callable[[Mesh, str], list[torch.Tensor]], place: str) -> dict
         processor = time.process_time() - used
         mesh.barrier()
         seconds, after = time.perf_counter() - began, _memory()
+        with torch.no_grad():
+            for tensor in tensors:  # a page of a mapped file becomes memory when it is written
+                tensor.add_(1)
+        mesh.barrier()
+        written = time.perf_counter() - began
         sizes = sorted(tensor.nbytes for tensor in tensors)
         return {
-            "seconds": seconds, "loaded": loaded, "processor": processor, "read": _read() - before["read"], "shard": sum(sizes),
+            "seconds": seconds, "written": written, "loaded": loaded, "processor": processor, "read": _read() - before["read"], "shard": sum(sizes),
             "peak": after["VmHWM"] - before["VmRSS"], "largest": 2 * sizes[-1] + 2 * sizes[-2],
         }  # fmt: skip
 
@@ -92,22 +98,24 @@ def main() -> None:
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(asked.place, max_shard_size="350MB")
     whole = sum(path.stat().st_size for path in Path(asked.place).glob("*.safetensors"))
     resident_ranks, ways = partial(resident, 2), (ours, theirs, theirs_sharded)
-    times: dict[str, list[tuple[float, float]]] = {way.__name__: [] for way in ways}
+    times: dict[str, list[list[float]]] = {way.__name__: [] for way in ways}
     for number in range(-1, asked.rounds):  # the first one imports
         for way in ways:
             ranks = resident_ranks(partial(measured, way, asked.place))
             if number < 0:
                 continue
-            slowest, processor = (max(rank[what] for rank in ranks) for what in ("seconds", "processor"))
-            times[way.__name__].append((slowest, processor))
+            times[way.__name__].append(
+                [max(rank[what] for rank in ranks) for what in ("seconds", "written", "processor")]
+            )
+            slowest, written, processor = times[way.__name__][-1]
             room = max(rank["peak"] / (rank["shard"] + rank["largest"]) for rank in ranks)
             print(
-                f"{way.__name__}: {slowest:.2f} s (loaded {max(rank['loaded'] for rank in ranks):.2f}), {processor:.2f} s of "
-                f"the CPU; reads {max(rank['read'] for rank in ranks) / whole:.3f} of the bytes; peak "
+                f"{way.__name__}: {slowest:.2f} s (loaded {max(rank['loaded'] for rank in ranks):.2f}, written "
+                f"{written:.2f}), {processor:.2f} s of the CPU; reads {max(rank['read'] for rank in ranks) / whole:.3f} of the bytes; peak "
                 f"{max(rank['peak'] for rank in ranks) / 1e9:.2f} GB, {room:.2f} of shard + two largest tensors"
             )
     for other in ("theirs", "theirs_sharded"):
-        for what, index in (("seconds", 0), ("of the CPU", 1)):
+        for index, what in enumerate(("seconds", "seconds until written", "of the CPU")):
             ratios = [mine[index] / one[index] for mine, one in zip(times["ours"], times[other], strict=True)]
             print(
                 f"ours / {other}, {what}: median {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"

@@ -4,7 +4,9 @@ processes, in turn.
 OMP_NUM_THREADS=1 python tests/bench/samples.py [processes] [rounds]
 """
 
+import io
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,13 +21,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from dtrain.data import images
+from dtrain.data import images, webdataset
 from dtrain.data.pixels import Form
 from dtrain.data.stream import Stream
 from dtrain.data.text import Text
 from dtrain.planned import BatchShape
 
-BATCH, STEPS, FIRST = 64, 15, 4
+BATCH, STEPS, FIRST = 64, 60, 4
 """Steps that are timed, after the first."""
 SIDE, SEQUENCE = 224, 1024
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -85,6 +87,19 @@ def photographs(root: Path, count: int = 2000) -> None:
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.jpg", quality=85)
 
 
+def shards(folder: Path, photos: Path, count: int = 4) -> None:
+    """The same photographs and their classes in tar files."""
+    folder.mkdir()
+    files = sorted(photos.rglob("*.jpg"))
+    for number in range(count):
+        with tarfile.open(folder / f"{number}.tar", "w") as tar:
+            for index, file in enumerate(files[number::count]):
+                for end, data in (("jpg", file.read_bytes()), ("cls", file.parent.name.encode())):
+                    member = tarfile.TarInfo(f"{index:05d}.{end}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
 def texts(file: Path, count: int = 20_000) -> None:
     sources = "".join(path.read_text(errors="replace") for path in sorted(Path(tempfile.__file__).parent.glob("*.py")))
     begins = np.random.default_rng(0).integers(0, len(sources) - 2 * SEQUENCE, count).tolist()
@@ -127,20 +142,33 @@ def main(processes: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         photographs(root / "images")
+        shards(root / "shards", root / "images")
         texts(root / "a.parquet")
         words: Any = {
             "holdout_path": None,
             "holdout": 0,
-            "image": "image",
-            "label": "label",
             "size": SIDE,
             "colors": "rgb",
+            "seed": 0,
+            "workers": processes,
         }
-        words |= {"fit": "crop", "centre": 0.875, "augment": "none", "scale": [0.08, 1.0], "normalize": "imagenet"}
+        words |= {
+            "cache": str(root),
+            "fit": "crop",
+            "centre": 0.875,
+            "augment": "none",
+            "scale": [0.08, 1.0],
+            "normalize": "imagenet",
+        }
         kinds: dict[str, Any] = {
             "images": (
                 lambda: Folder(root / "images"),
-                lambda: images.build(**words, path=str(root / "images"), seed=0, workers=processes, cache=str(root)),
+                lambda: images.build(**words, path=str(root / "images"), image="image", label="label"),
+                STEPS,
+            ),
+            "webdataset, beside the files": (
+                lambda: Folder(root / "images"),
+                lambda: webdataset.build(**words, path=str(root / "shards" / "*.tar"), image="jpg", label="cls"),
                 STEPS,
             ),
             "text": (

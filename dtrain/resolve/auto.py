@@ -16,6 +16,7 @@ from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
 from dtrain.predict.budget import budget_of
+from dtrain.predict.reference import is_teacher
 from dtrain.predict.report import count, size
 from dtrain.predict.shapes import Shapes
 from dtrain.resolve.search import Found, Layout, Model, Search
@@ -85,7 +86,8 @@ def _models(
         alike = [word for word in strategies if fact(part_of(config, "strategy", word), "holds") == holds]
         try:
             plan = _on_one_rank(config, cluster, "single" if holds == "copies" else "fsdp", decide) if alike else None
-            shapes = plan and (formulas.shapes(plan) or (trace(plan) if trace else None))
+            formula = None if plan is None or (trace and is_teacher(plan)) else formulas.shapes(plan)
+            shapes = formula or (trace(plan) if plan and trace else None)
         except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
             return
         if plan and shapes and shapes.blocks and not shapes.unknown:
@@ -94,11 +96,15 @@ def _models(
 
 def _on_one_rank(config: Config, cluster: Cluster, strategy: str, decide: Decide) -> Plan:
     """The run on one rank, with everything that no mesh decides."""
-    split = "mesh", "pipeline", "tensor", "microbatch", "accumulate", "nodes", "devices", "launcher"
+    split = "mesh", "pipeline", "tensor", "context", "microbatch", "accumulate", "nodes", "devices", "launcher"
     sources = {key: source for key, source in config.sources.items() if key.partition(".")[0] not in split}
+    one = applied(
+        replace(config, pipeline=Pipeline()),
+        {"strategy": strategy, "launcher": "inline", "pipeline.schedule": Pipeline().schedule},
+    )
     one = replace(
-        applied(config, {"strategy": strategy, "launcher": "inline"}), nodes=1, devices=1, sources=sources,
-        microbatch=None, accumulate=None, mesh=Mesh(), pipeline=Pipeline(), tensor=Tensor(),
+        one, nodes=1, devices=1, sources=sources,
+        microbatch=None, accumulate=None, mesh=Mesh(), tensor=Tensor(),
     )  # fmt: skip
     plan = decide(one, replace(cluster, external=None))
     if plan.model.get("vocab") == "auto" and formulas.facts_of(plan.data).get("vocab") is None:

@@ -13,6 +13,7 @@ from dtrain.cluster import Cluster, Machine
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.planned import MeshShape, PipelineShape, Plan
+from dtrain.predict import formulas
 from dtrain.predict.bounds import Bounds, Point
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.shapes import Shapes
@@ -101,6 +102,7 @@ class Search:
     most: int = MOST
     found: Found = field(default_factory=Found)
     _best: dict[tuple[Any, ...], Layout] = field(default_factory=dict)
+    _split: dict[tuple[Any, ...], Shapes] = field(default_factory=dict)
     _number: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self) -> Found:
@@ -213,7 +215,8 @@ class Search:
         return cache(self._holding)
 
     def _order(self, schedule: str | None) -> PipelineShape:
-        config = applied(self.config, {"pipeline.schedule": schedule} if schedule else {})
+        alike: Words = {"pipeline.split": "blocks", **({"pipeline.schedule": schedule} if schedule else {})}
+        config = applied(self.config, alike)
         order: PipelineShape = pipeline.shape(config, self.cluster, {"mesh": MeshShape(pp=2)})["pipeline"]
         return order
 
@@ -251,7 +254,15 @@ class Search:
         if any(model_axes.model(config, self.cluster, trial)):
             return None
         plan = replace(model.plan, **{name: trial[name] for name in DECIDED})
-        return Layout(words, plan, predict(plan, model.shapes))
+        return Layout(words, plan, predict(plan, self._shapes(plan, model)))
+
+    def _shapes(self, plan: Plan, model: Model) -> Shapes:
+        """Those of the model, where a pipeline may compute a head again and ranks may share sequences."""
+        key = model.strategies[0], formulas.again_of(plan), plan.mesh.cp > 1
+        if key not in self._split:
+            shapes = formulas.shapes(plan)
+            self._split[key] = replace(shapes, teacher=model.shapes.teacher) if shapes else model.shapes
+        return self._split[key]
 
     def _ranked(self) -> list[Layout]:
         """The best first, then by time: of the layouts that take little longer than the fastest, those that split the

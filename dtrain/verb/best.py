@@ -18,6 +18,7 @@ from dtrain.resolve import best
 from dtrain.resolve.auto import spelled
 from dtrain.resolve.search import Found, Layout
 from dtrain.secrets import screen
+from dtrain.storage.jsonl import clean
 from dtrain.tracing import shapes_of
 
 MOST = 10
@@ -34,7 +35,7 @@ def run(words: Sequence[str]) -> int:
         raise WordsError("plan best: a strategy of your own is one layout. Leave strategy out to search.")
     found = _cheapest(config) if target == "cost" else best(config, detect(), shapes_of, MOST)
     if for_tools:
-        screen.say(json.dumps([_facts(layout) for layout in found.layouts], indent=1))
+        screen.say(json.dumps(clean([_facts(layout) for layout in found.layouts]), indent=1))
         return 0
     screen.say(_counted(found))
     if found.layouts:

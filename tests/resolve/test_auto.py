@@ -94,6 +94,21 @@ def test_what_is_said_of_the_mesh_is_kept() -> None:
     assert plan("data=synthetic", "devices=4", "batch=48", "mesh.dp_shard=4").mesh.dp_shard == 4
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline.schedule=interleaved_1f1b", "mesh.pp=2"),
+        ("pipeline.split=[1,1,1,1]",),
+        ("context.attention=ulysses", "mesh.cp=2"),
+        ("context.attention=ulysses", "data.sequence=8192"),
+        ("tensor.sequence=split",),
+    ],
+    ids=" ".join,
+)
+def test_how_an_axis_is_used_is_kept_and_searched_with(words: tuple[str, ...]) -> None:
+    assert "parameters need about" in plan("data=synthetic", "devices=4", "batch=16", *words).why["strategy"]
+
+
 LARGE = (
     "data=synthetic",
     "devices=8",

@@ -27,13 +27,26 @@ def found(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, obj
     return layouts
 
 
-def test_each_layout_is_what_its_words_are_predicted_to_be(capsys: pytest.CaptureFixture[str]) -> None:
-    layouts = found(capsys, *B8)
-    assert len(layouts) == 10
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("data.vocab=50304", "mesh.pp=4", "pipeline.schedule=interleaved_1f1b", "strategy=fsdp"),
+        ("mesh.cp=2", "context.attention=ulysses", "strategy=fsdp"),
+    ],
+    ids=["free", "chunks twice", "ulysses"],
+)
+def test_each_layout_is_what_its_words_are_predicted_to_be(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    layouts = found(capsys, *B8, *words)
+    assert layouts and (words or len(layouts) == 10)
     for layout in layouts:
-        typed = resolve(composed(*B8, *layout["words"]), detect())  # type: ignore[misc]
+        typed = resolve(composed(*B8, *words, *layout["words"]), detect())  # type: ignore[misc]
         prediction = predict(typed, shapes_of(typed)).to_dict()
-        assert prediction["time"] == layout["time"] and prediction["memory"]["peak"] == layout["memory"]["peak"]  # type: ignore[index]
+        assert {key: layout[key] for key in ("time", "memory", "work")} == {
+            key: prediction[key] for key in ("time", "memory", "work")
+        }
         assert prediction["fits"]
 
 

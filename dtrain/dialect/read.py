@@ -215,6 +215,8 @@ def _hugging_face(script: "_Script", made: Collection[ast.Call]) -> dict[str, An
             name, arguments = "model", {"class": _last(call.func.value), "name": place, **more}
         elif name in TRAINERS and isinstance(arguments.get("model"), str) and not isinstance(arguments["model"], Code):
             name, arguments = "model", {"name": arguments["model"]}
+        if name in ARGUMENTS and "args.0" in arguments:
+            arguments = {"output_dir": arguments.pop("args.0"), **arguments}
         if name in ("model", "LoraConfig", *ARGUMENTS):
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     return tree

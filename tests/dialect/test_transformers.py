@@ -136,3 +136,8 @@ def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_pat
     assert {word: read.words.get(word, "none") for word in words} == words
     assert words or "evaluate.every" not in read.words
     assert read.plan(tmp_path).steps == 50
+
+
+def test_the_output_folder_is_the_first_argument(tmp_path: Path) -> None:
+    read = script(tmp_path, "'runs/a', max_steps=3")
+    assert read.command["out"] == "runs/a" and not read.told("refused").keys() & {"TrainingArguments.args.0"}

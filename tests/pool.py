@@ -24,6 +24,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 import dtrain
+from dtrain.errors import PreflightError
 from dtrain.launcher import pages
 from dtrain.launcher.process import fork, fork_store, kill
 
@@ -38,7 +39,7 @@ def prepare() -> None:
     """Import what ranks would; and freeze it, since a collector that looks at it would copy its pages, a second or more in the midst of a rank's work."""
     own = [module.name for module in pkgutil.walk_packages(dtrain.__path__, "dtrain.")]
     for name in ("encodings.idna", "numpy.ma", "torch._dynamo", *own):
-        with suppress(ImportError):  # an extra that is not installed
+        with suppress(ImportError, PreflightError):  # an extra that is not installed
             importlib.import_module(name)
     gc.collect()
     gc.freeze()

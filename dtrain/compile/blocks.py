@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch._functorch import config
 
 from dtrain.compile import Compile
 
@@ -18,6 +19,10 @@ def build(*, mode: str) -> Compile:
     if mode in CUDA_GRAPHS and torch.cuda.is_available():
         # so that `dtrain.compile.begin` marks the first step too
         importlib.import_module("torch._inductor.cudagraph_trees")
+
+    # the backward recomputes inputs of products from what the forward saves anyway: a third less is saved, at no cost
+    # in time (tests/bench/RESULTS.md, "A GPU")
+    config.ban_recompute_materialized_backward = False
 
     def wrap(blocks: Sequence[nn.Module]) -> None:
         for block in blocks:

@@ -42,26 +42,28 @@ MARKS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_, _set_d
 
 _chunk: int | str = 0
 _again = False
+_device = ""
 
 
 @contextmanager
-def deferring(chunk: int | str, *, again: bool = False) -> Iterator[None]:
+def deferring(chunk: int | str, *, again: bool = False, device: str = "") -> Iterator[None]:
     """Inside, heads of a large vocabulary defer their products, for a loss over chunks of so many tokens (`auto`, 0:
-    no deferral). `again`: their backwards compute the products again.
+    no deferral). `again`: their backwards compute the products again. `device`: whose chunks, in a trace; else that of
+    their inputs.
     """
-    global _chunk, _again
-    before, (_chunk, _again) = (_chunk, _again), (chunk, again)
+    global _chunk, _again, _device
+    before, (_chunk, _again, _device) = (_chunk, _again, _device), (chunk, again, device)
     try:
         yield
     finally:
-        _chunk, _again = before
+        _chunk, _again, _device = before
 
 
 class Head(nn.Linear):
     """A linear layer to logits, which `deferring` puts off."""
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = chunk_of(_chunk, self.out_features)
+        rows = chunk_of(_chunk, self.out_features, _device or input.device.type)
         if torch.is_grad_enabled():  # hooks on the result need its gradient
             rows = rows if input.requires_grad and torch._C._current_graph_task_id() < 0 else 0
         elif self.training:  # with the line above: a reentrant checkpoint, which hands out the gradient of its result
@@ -190,7 +192,7 @@ def defer(model: nn.Module, chunk: int | str) -> None:
     class of the layer.
     """
     head = _head_of(model)
-    if head is not None and chunk_of(chunk, head.out_features):
+    if head is not None and chunk_of(chunk, head.out_features, head.weight.device.type):
         head.__class__ = Head
 
 

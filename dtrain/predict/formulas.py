@@ -140,7 +140,11 @@ def _transformer(
     y = last.norm(Value(T * C, rest, "stream"), "norm", C, groups=T, style=style, out="whole")
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
-    x, rows, returns = Value(T * C, rest, "whole"), chunk_of(run.chunk, V), LayoutBytes()
+    x, rows, returns = (
+        Value(T * C, rest, "whole"),
+        chunk_of(run.chunk, V, "cuda" if run.fused else "cpu"),
+        LayoutBytes(),
+    )
     chunk = Chunk(rows, T, V, run.types.compute, V * C, True) if rows else None
     if rows:
         loss = head.chunked(x, V, C, rows=T, again=run.again)

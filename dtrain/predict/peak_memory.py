@@ -78,7 +78,8 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     saved, peak_live = _activations(plan, block, again=again)
     casts = product * types.compute * (types.autocast and not state.shards)
-    kept = 0.0 if block.listed and (again or fact(plan.remat, "keeps") == "products") else casts
+    recast = again or "products" in (fact(plan.remat, "keeps"), fact(plan.compile, "keeps"))
+    kept = 0.0 if block.listed and recast else casts
     chunk = _chunk(plan, block, sum(trained) * wide)
     chunk += max(narrow, default=0) * (types.param + types.compute * types.autocast)  # unpacked for one product
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)

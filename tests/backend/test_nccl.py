@@ -164,7 +164,7 @@ def test_tensors_of_both_devices_travel() -> None:
         for device in ("cpu", "cuda"):
             value = torch.ones(3, device=device)
             dist.all_reduce(value)
-            assert value.tolist() == [1.0] * dist.get_world_size()
+            assert value.tolist() == [dist.get_world_size()] * 3
         assert torch.cuda.current_device() == 0
     assert not dist.is_initialized()
 

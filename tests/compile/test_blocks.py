@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps, mesh_of, small_gpt
+from small import PARTS, STRATEGIES, agree, few_steps, mesh_of, plan, small_gpt
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -18,6 +18,7 @@ from dtrain.build import locate
 from dtrain.compile.blocks import build
 from dtrain.data.stream import as_source
 from dtrain.evaluation.heldout import evaluate
+from dtrain.predict import formulas
 
 # torch's own compiler warns of what else of torch it uses
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -157,3 +158,33 @@ def test_steps_and_forwards_without_a_backward_are_marked_for_cuda_graphs_and_mi
         return steps, len(marks) - steps
 
     assert ranks(1, count) == [(3, 4) if graphs else (0, 0)]
+
+
+def test_a_compiled_block_saves_what_its_plan_says() -> None:
+    """Partitioned as inductor does it, without its kernels."""
+    decided = plan(
+        "data=synthetic",
+        "objective=next_token",
+        "data.vocab=64",
+        "data.sequence=256",
+        "model.width=64",
+        "precision=bf16",
+        "compile=blocks",
+    )
+    shapes = formulas.shapes(decided)
+    assert shapes
+    make(decided.compile)
+    block = small_gpt(width=64, heads=4, hidden=192).blocks[0]
+    block.compile(backend="aot_eager_decomp_partition")
+    weights = {each.untyped_storage().data_ptr() for each in block.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(note, lambda each: each):
+        block(torch.randn(1, 256, 64, requires_grad=True))
+    counted = sum(size for place, size in kept.items() if place not in weights)
+    expected = next(each.saved["products"].of(decided) for each in shapes.blocks if each.listed)
+    assert counted == pytest.approx(expected, rel=0.05)

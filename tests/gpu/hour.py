@@ -80,7 +80,7 @@ def run(
     found = []
     for step in steps:
         verdict = _not_here(step, place) or _one(step, place, entry)
-        tell(f"{verdict.result:8} {step.name}: {verdict.figure or verdict.said}")
+        tell(f"{verdict.result:8} {step.name}: {_cell(verdict)}")
         found.append((step, verdict))
     return found
 
@@ -151,7 +151,8 @@ def dtrain(place: Place, *words: str, code: int = 0, seconds: float = 300.0) -> 
 
 def begun(place: Place, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "dtrain", *words]
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    folders = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     print("$", " ".join(command), flush=True)
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place.folder, env=env

@@ -59,3 +59,19 @@ def hidden(spans: list[tuple[bool, float, float]]) -> float:
             if last > first:
                 beside, at = beside + last - first, last
     return beside / sent if sent else 1.0
+
+
+class Kept:
+    """After the last step, bytes: the allocator's peak, what it reserved, and what else of the device is taken."""
+
+    about: ClassVar = {"figures": {}}
+    every = 0
+
+    def __call__(self, info: StepInfo) -> dict[str, int]:
+        free, whole = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved()
+        return {
+            "peak": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+            "beside": whole - free - reserved,
+        }

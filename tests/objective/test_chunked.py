@@ -240,8 +240,10 @@ def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:
 
 
 def test_a_large_vocabulary_is_chunked_and_a_small_one_is_not() -> None:
-    assert chunk_of("auto", LARGE_VOCABULARY) == CHUNK and chunk_of("auto", LARGE_VOCABULARY - 1) == 0
-    assert chunk_of(0, 10**6) == 0 and chunk_of(7, 13) == 7
+    for device, rows in CHUNK.items():
+        assert chunk_of("auto", LARGE_VOCABULARY, device) == rows
+        assert chunk_of("auto", LARGE_VOCABULARY - 1, device) == chunk_of(0, 10**6, device) == 0
+        assert chunk_of(7, 13, device) == 7
     assert type(deferred(small_gpt()).head) is Head
     model = small_gpt()
     defer(model, "auto")

@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from dtrain.cluster import measured
 from dtrain.cluster.allocation import External, external, read
+from dtrain.cluster.measured import Figures
 
 FILES = Path("/dev")
 WSL = "dxg"
@@ -39,6 +41,10 @@ class Cluster:
     """OMP_NUM_THREADS, if it is a number of threads."""
     devices: int | None = None
     """Ranks per node that the launcher of the nodes asks for."""
+    figures: Figures | None = field(default=None, compare=False)
+    """Figures of these cores that `dtrain doctor` measured (dtrain.cluster.measured)."""
+    unmeasured: str = field(default="", compare=False)
+    """Why there are no figures."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,10 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     wanted = int(threads) if re.fullmatch("0*[1-9][0-9]{0,3}", threads) else None
     devices = place.devices if place else None
     if not gpus:
-        return Cluster(0, cpus, outer, _memory(), threads=wanted, devices=devices)
+        figures, unmeasured = measured.read(cpus, environ)
+        return Cluster(
+            0, cpus, outer, _memory(), threads=wanted, devices=devices, figures=figures, unmeasured=unmeasured
+        )
     # each rank may see its own GPU only, as under srun --gpus-per-task=1
     count = outer.local_world if outer and outer.local_world and len(gpus) == 1 else len(gpus)
     memory, capability = min(gpu.memory for gpu in gpus), min(gpu.capability for gpu in gpus)

@@ -82,7 +82,7 @@ def rows(mesh: Mesh, name: str, group: Any) -> list[dict[str, Any]]:
             continue
         for operation, size in product(FACTORS, SIZES[backend]):
             numbers = size // 4 // count * count
-            call = _call(operation, numbers, count, group, mesh.device if device == "cuda" else torch.device("cpu"))
+            call = call_of(operation, numbers, count, group, mesh.device if device == "cuda" else torch.device("cpu"))
             seconds, right = _measured(mesh, call, device)
             busbw = 4 * numbers / seconds * FACTORS[operation](count)
             row = {"axis": name, "ranks": count, "backend": backend, "operation": operation, "bytes": 4 * numbers}
@@ -100,7 +100,7 @@ class Call:
     expected: float
 
 
-def _call(operation: str, numbers: int, count: int, group: Any, device: torch.device) -> Call:
+def call_of(operation: str, numbers: int, count: int, group: Any, device: torch.device) -> Call:
     """An operation of `count` ranks on `numbers` fp32 numbers in total."""
     whole, part = torch.zeros(numbers, device=device), torch.zeros(numbers // count, device=device)
     if operation == "all_reduce":

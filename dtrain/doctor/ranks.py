@@ -51,11 +51,11 @@ def exchange(case: Case) -> Iterable[Finding]:
     yield judged(result.metrics["links"])
 
 
-def measuring(plan: Plan) -> Plan:
-    """The same plan with the measuring loop, no restarts and short timeouts."""
+def measuring(plan: Plan, loop: str = LOOP) -> Plan:
+    """The same plan with a measuring loop, no restarts and short timeouts."""
     launcher = {**plan.launcher, "restarts": 0, **({"wait": WAIT_SECONDS} if "wait" in plan.launcher else {})}
     return replace(
-        plan.with_loop(LOOP), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=()
+        plan.with_loop(loop), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=()
     )
 
 

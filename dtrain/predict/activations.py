@@ -91,6 +91,7 @@ class ActivationModel:
             self.work + self.attention_work - self._tail, round(out.numbers),
             (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
             tuple(self.attentions), tuple(self.mixtures),
+            operators=len(self._steps) + sum(3 * each.count for each in self.mixtures),
         )  # fmt: skip
 
     # operators

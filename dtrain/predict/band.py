@@ -19,6 +19,7 @@ BANDS: Mapping[str, tuple[float, float]] = {
     "cp": (0.85, 1.2),
     "fp8": (0.8, 1.3),
     "CPU": (0.6, 2.1),
+    "measured CPU": (0.8, 1.3),
 }
 """Kind of run -> (lowest, highest) time, as parts of the predicted one."""
 
@@ -28,7 +29,7 @@ def kind_of(plan: Plan, shapes: Shapes) -> str:
     if any(block.experts for block in shapes.blocks):
         return "MoE"
     if plan.device == "cpu":
-        return "CPU"
+        return "measured CPU" if fact(plan.cluster, "figures") else "CPU"
     if fact(plan.precision, "flops"):
         return "fp8"
     if plan.mesh.cp > 1:

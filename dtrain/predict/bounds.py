@@ -14,19 +14,19 @@ from dtrain.cluster import Machine
 from dtrain.config.facts import fact
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.predict.collectives import collectives, of_data_axes
+from dtrain.predict.measured import figures_of
 from dtrain.predict.schedule import in_flight
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import Holding, count_state, gathered, holding_of
 from dtrain.predict.time import (
     BLOCKING,
     blocking_seconds,
-    call_seconds,
     compute_seconds,
     contention,
+    sent_seconds,
     start_seconds,
     update_seconds,
 )
-from dtrain.predict.view import groups
 from dtrain.predict.work import recomputed
 
 KEPT = 0.95
@@ -128,9 +128,8 @@ class Sample(NamedTuple):
 def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
     starts = start_seconds(plan, shapes.blocks, 0.0)
     many = replace(plan, batch=BatchShape(plan.batch.data * MANY, MANY, plan.batch.data, 1))
-    quick = replace(machine, start=0, intra_node_latency=0, inter_node_latency=0)  # calls are of microbatches
     calls = tuple(call for call in collectives(many, shapes) if call.what != "gradients")
-    waits = sum(blocking_seconds(many, quick, calls).values())
+    waits = sum(blocking_seconds(many, machine, calls, starts=False).values())  # a call is of a microbatch
     computing = sum(compute_seconds(many, shapes, shapes.blocks, machine))
     return Sample((computing + waits) / MANY, starts, plan.device == "cpu")
 
@@ -147,10 +146,10 @@ class Sent(NamedTuple):
 
 
 def _data(plan: Plan, shapes: Shapes, machine: Machine) -> Sent:
-    spent, among = {"weights": 0.0, "gradients": 0.0}, groups(plan)
+    spent = {"weights": 0.0, "gradients": 0.0}
     for call in of_data_axes(plan, shapes):
         if call.what in spent and call.axis not in BLOCKING:
-            spent[call.what] += call_seconds(call, among[call.axis], machine, plan.devices)
+            spent[call.what] += sent_seconds(plan, machine, call, starts=figures_of(plan) is None)
     return Sent(
         **spent,
         update=update_seconds(plan, count_state(plan, shapes.blocks), machine),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import padding, picture, reference
 from dtrain.predict.advice import Change
@@ -10,6 +11,7 @@ from dtrain.predict.collectives import Call
 from dtrain.predict.prediction import Prediction
 from dtrain.predict.shapes import in_tiles
 from dtrain.predict.view import groups
+from dtrain.secrets import screen
 
 Row = tuple[str, str]
 SMALL = 1 << 16
@@ -131,6 +133,8 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     rates += [f"{operations(time.rank_flops)}/s/{each}", f"MFU {time.mfu:.0%}"]
     run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
     yield "time", f"about {duration(time.seconds)} a step, {', '.join(rates)}; {run}"
+    if unmeasured := fact(plan.cluster, "unmeasured"):
+        yield "", f"by figures of a usual machine, not of this one: {screen.on_one_line(unmeasured)}"
     kind = kind_of(plan, prediction.shapes)
     if kind in BANDS:
         lowest, highest = (duration(time.seconds * part) for part in BANDS[kind])

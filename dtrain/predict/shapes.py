@@ -152,6 +152,7 @@ class Block:
     `backward_work`: multiply-adds of matrix products in forward and backward; `attention_work`: those inside attention,
     of the full square, as in torch.utils.flop_counter; `recompute_work`: the part of `work` and `attention_work` that a
     recomputed forward runs, which stops as soon as the backward has all it needs. `passes`: elements of the output.
+    `operators`: of a forward.
     """
 
     name: str = field(compare=False)
@@ -173,6 +174,12 @@ class Block:
     stays: bool = False
     head: bool = False
     chunk: Chunk | None = None
+    operators: int = field(default=0, compare=False)
+
+    @property
+    def dispatched(self) -> int:
+        """Operators of a forward; two for each weight where they were not counted."""
+        return self.operators or 2 * len(self.weights)
 
     @property
     def unit(self) -> bool:

@@ -22,14 +22,14 @@ It is an estimate: how far off for which kind of run is in tests/bench/RESULTS.m
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict import formulas
+from dtrain.predict import formulas, measured
 from dtrain.predict.collectives import Call
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import first_rounds, length_of
@@ -122,7 +122,7 @@ def time(
     idle = sum(starting[index] for index in mine)
     beside, hidden = _data_axes(plan, machine, calls[slowest], sum(computing) + idle)
     optimizer = update_seconds(plan, memory, machine)
-    fixed = STEP if plan.device == "cpu" else 0.0
+    fixed = step_seconds(plan)
     seconds = pipeline + sum(beside.values()) + contention(plan, hidden) + optimizer + fixed
     waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - rank_busy[slowest])
@@ -142,6 +142,15 @@ def at_peak(plan: Plan) -> float | None:
     if shapes is None:
         return None
     return _useful(plan, shapes) / (plan.world * _peak(plan, build(plan.cluster)))
+
+
+def sent_seconds(plan: Plan, machine: Machine, call: Call, *, starts: bool = True) -> float:
+    """Seconds of all calls together in this plan; `starts`: also until they begin."""
+    group = groups(plan)[call.axis]
+    if measured.are_sent(plan, call):
+        return measured.call_seconds(plan, call, group, starts=starts)
+    quick = machine if starts else replace(machine, start=0, intra_node_latency=0, inter_node_latency=0)
+    return call_seconds(call, group, quick, plan.devices)
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:
@@ -176,20 +185,20 @@ def _peak(plan: Plan, machine: Machine, inside: bool = True) -> float:
     compute = fact(plan.precision, "compute")
     kind = fact(plan.precision, "flops", compute) if inside else compute
     flops = machine.flops.get(kind, machine.flops.get("bf16", machine.flops["fp32"]))
-    return flops * (1 if machine.gpus else plan.threads)
+    return flops * (1 if machine.gpus else plan.threads / measured.crowding(plan))
 
 
 def _attention_peak(plan: Plan, machine: Machine, block: Block) -> float:
     """FLOP per second of one rank in the attention of a block."""
     fused = _peak(plan, machine, False)
     if any(in_tiles(plan, one) for one in block.attention):
-        return min(fused, machine.flops["fp32"] * (1 if machine.gpus else plan.threads))
+        return min(fused, machine.flops["fp32"] * (1 if machine.gpus else plan.threads / measured.crowding(plan)))
     return fused
 
 
 def _bandwidth(plan: Plan, machine: Machine) -> float:
     """Memory bandwidth of one rank in bytes per second."""
-    return machine.bandwidth / (1 if machine.gpus else plan.devices)
+    return machine.bandwidth / (1 if machine.gpus else measured.ranks_here(plan))
 
 
 def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> Computing:
@@ -197,21 +206,22 @@ def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machi
     samples, split = plan.batch.local, plan.mesh.tp * plan.mesh.cp
     again, moves = recomputed(plan, shapes.listed), float(fact(plan.compile, "moves"))
     rereads = 1.0 if fact(plan.remat, "keeps") == "products" else again
+    share, seen = samples / split, measured.figures_of(plan)
     products = attention = moved = 0.0
     for block in blocks:
         more = again * block.listed
-        operations = block.count * 2 * (block.work + block.backward_work + block.work * more)
-        products += operations / _peak(plan, machine, block.listed) * (1 + _reads(plan, shapes, block, machine))
-        attention += (
-            block.count * block.attention_work * CAUSAL * (7 + 2 * more) / _attention_peak(plan, machine, block)
-        )
-        moved += block.count * block.saved["all"].of(plan) * (moves + rereads * block.listed)
-    share = samples / split
-    return Computing(
-        products * share / machine.efficiency,
-        attention * share / machine.attention,
-        moved * samples / _bandwidth(plan, machine),
-    )
+        operations = share * block.count * 2 * (block.work + block.backward_work + block.work * more)
+        squares = share * block.count * block.attention_work * CAUSAL * (7 + 2 * more)
+        moved += samples * block.count * block.saved["all"].of(plan) * (moves + rereads * block.listed)
+        if seen:
+            products += measured.product_seconds(plan, shapes, block, operations)
+            attention += measured.attention_seconds(plan, block, squares)
+            continue
+        waits = 1 + _reads(plan, shapes, block, machine)
+        products += operations / (_peak(plan, machine, block.listed) * machine.efficiency) * waits
+        attention += squares / (_attention_peak(plan, machine, block) * machine.attention)
+    activations = measured.moved_seconds(plan, "pointwise", moved) if seen else moved / _bandwidth(plan, machine)
+    return Computing(products, attention, activations)
 
 
 def _reads(plan: Plan, shapes: Shapes, block: Block, machine: Machine) -> float:
@@ -234,22 +244,36 @@ def start_seconds(plan: Plan, blocks: tuple[Block, ...], computing: float) -> fl
     """
     if plan.device == "cuda":
         return max(0.0, STARTING * plan.batch.accumulate * sum(block.count for block in blocks) - computing)
-    return DISPATCH * plan.batch.accumulate * sum(block.count * len(block.weights) for block in blocks)
+    if measured.figures_of(plan):
+        return measured.host_seconds(plan, blocks)
+    return (
+        measured.crowd(plan)
+        * DISPATCH
+        * plan.batch.accumulate
+        * sum(block.count * len(block.weights) for block in blocks)
+    )
 
 
-def blocking_seconds(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:
+def step_seconds(plan: Plan) -> float:
+    """Seconds of a step that depend on no model."""
+    if plan.device != "cpu":
+        return 0.0
+    return measured.step_seconds(plan) if measured.figures_of(plan) else STEP * measured.crowd(plan)
+
+
+def blocking_seconds(plan: Plan, machine: Machine, calls: tuple[Call, ...], *, starts: bool = True) -> dict[str, float]:
     """Axis -> seconds of communication per step that forwards and backwards of one rank wait for."""
-    among, spent = groups(plan), dict[str, float]()
+    spent = dict[str, float]()
     for call in calls:
         if call.when == "step" and call.axis in BLOCKING and call.what != "optimizer":
-            spent[call.axis] = spent.get(call.axis, 0.0) + call_seconds(call, among[call.axis], machine, plan.devices)
+            spent[call.axis] = spent.get(call.axis, 0.0) + sent_seconds(plan, machine, call, starts=starts)
     return spent
 
 
 def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
     """Seconds of a transfer between neighbouring pipeline ranks."""
-    group, sent = groups(plan)["pp"], [call for call in calls if call.axis == "pp" and call.kind == "send"]
-    return max((call_seconds(call, group, machine, plan.devices) / call.calls for call in sent), default=0.0)
+    sent = [call for call in calls if call.axis == "pp" and call.kind == "send"]
+    return max((sent_seconds(plan, machine, call) / call.calls for call in sent), default=0.0)
 
 
 def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> float:
@@ -278,12 +302,12 @@ def _data_axes(
     plan: Plan, machine: Machine, calls: tuple[Call, ...], computing: float
 ) -> tuple[dict[str, float], float]:
     """(axis -> seconds of exposed communication, seconds that overlap with compute)."""
-    among, overlaps = groups(plan), plan.mesh.pp == 1 and (holding_of(plan).shards or holding_of(plan).buckets)
+    overlaps = plan.mesh.pp == 1 and (holding_of(plan).shards or holding_of(plan).buckets)
     spent, first, waited = (defaultdict[str, float](float) for _ in range(3))
     for call in calls:
         if call.when != "step" or call.axis == "pp" or (call.axis in BLOCKING and call.what != "optimizer"):
             continue
-        seconds = call_seconds(call, among[call.axis], machine, plan.devices)
+        seconds = sent_seconds(plan, machine, call)
         if overlaps and call.what in ("weights", "gradients"):
             spent[call.axis] += seconds
             first[call.axis] += seconds / call.calls
@@ -310,6 +334,7 @@ def update_seconds(plan: Plan, memory: Memory | StateBytes, machine: Machine) ->
     """
     moved = 4 * memory.gradients + 2 * (memory.parameters + memory.optimizer)
     if not holding_of(plan).cpu or plan.device == "cpu":
-        return moved / _bandwidth(plan, machine)
+        seen = measured.figures_of(plan)
+        return measured.moved_seconds(plan, "update", moved) if seen else moved / _bandwidth(plan, machine)
     transferred = (memory.gradients + memory.parameters) / float(plan.cluster["offload"])
     return moved * plan.devices / HOST_BANDWIDTH + transferred

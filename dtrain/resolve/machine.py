@@ -8,7 +8,7 @@ from typing import Any
 from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.config.constraints import is_number
-from dtrain.config.facts import fact
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import values
@@ -42,7 +42,12 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             "predicted"
         )
         return {"cluster": {}}
-    return {"cluster": {**words[word], "gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}}
+    here = {**words[word], "gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
+    if cluster.gpus:
+        return {"cluster": here}
+    # facts, and so no part of the plan's digest: what is measured changes no run
+    facts = {**about(here), "figures": cluster.figures, "unmeasured": cluster.unmeasured}
+    return {"cluster": {**here, "_about_": facts}}
 
 
 def _check(part: Mapping[str, Any]) -> None:

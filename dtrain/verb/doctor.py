@@ -1,7 +1,7 @@
 """`dtrain doctor [json] [words]`: checks this machine, the storage of `out` and the ranks of these words, and says what
 to type if something is wrong.
 
-    dtrain doctor                                        this machine
+    dtrain doctor                                        this machine; measures its cores for `dtrain plan`
     dtrain doctor out=s3://bucket/run                    also that storage: writes, measures, cleans up
     dtrain doctor strategy=fsdp nodes=2 devices=4        also these ranks: starts and measures them
     dtrain doctor json devices=2                         the same for tools
@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 
 from dtrain.cluster import detect
 from dtrain.compose import compose
-from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, ranks, storage
+from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, machine, ranks, storage
 from dtrain.errors import DtrainError, PreflightError, WordsError
 from dtrain.launcher import preflight
 from dtrain.resolve import resolve
@@ -79,7 +79,7 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
         yield from broken
         return
     case = Case(plan, dict(os.environ), loading.begin(loading.TORCH))
-    for check in CHECKS:
+    for check in CHECKS if words else (*CHECKS, machine.machine):
         yield from found(check, case)
 
 

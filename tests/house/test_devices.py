@@ -115,6 +115,10 @@ MADE = {
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
+    "the cores of this host are measured": (
+        "doctor/speed.py:_attention", "doctor/speed.py:_calls", "doctor/speed.py:_convolution", "doctor/speed.py:_least_of", "doctor/speed.py:_pointwise", "doctor/speed.py:_product",
+        "doctor/speed.py:_update", "doctor/speed.py:steps",
+    ),
     "crosses by MPI, from the CPU": (
         "backend/mpi_group.py:MpiGroup.all_gather_single", "backend/mpi_group.py:MpiGroup.all_to_all_single", "backend/mpi_group.py:MpiGroup.allgather",
         "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
@@ -176,7 +180,7 @@ WAITS_FOR = {
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
-        "doctor/bandwidth.py:_timed",
+        "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",
     ),
     "predictions on the CPU of an executor": ("spark.py:predictions",),
 }  # fmt: skip

@@ -43,6 +43,7 @@ WITHOUT_TORCH = (
 """The rooms that the parent uses before any rank exists, and of the others none."""
 IN_RANKS = {
     "doctor.bandwidth",
+    "doctor.speed",
     "lifecycle.recorder",
     "lifecycle.stop",
     "lifecycle.watchdog",

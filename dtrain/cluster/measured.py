@@ -1,0 +1,123 @@
+"""Figures of this machine's cores, as `dtrain doctor` measured them: <cache>/machine.json. Only the process that
+resolves a run reads them; a plan's digest does not depend on them.
+
+A rate is measured in three ways: `alone`, one process on one thread; `whole`, one process on all cores; `together`, as
+many processes as cores, each on one thread. The file is bounded and checked number by number: it may be anybody's.
+"""
+
+import json
+import os
+import platform
+import re
+import stat
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Figures = Mapping[str, Any]
+VERSION = 1
+"""Of the file; it goes up when a figure changes its meaning."""
+WAYS = ("alone", "whole", "together")
+RATES = ("product_fp32", "product_bf16", "convolution", "attention")
+"""Operations per second for each size: the side of a matrix, channels, tokens."""
+STREAMS = ("pointwise", "update")
+"""Bytes per second: of operators on each element, and of an optimizer."""
+HOSTS = ("step", "operator", "copies", "shards", "tp", "pp", "byte")
+"""Seconds of the host: of a step, of an operator, forward and backward, and of a collective of each kind of layout; and
+of a byte of shards that is copied around one."""
+CALLS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+MOST_BYTES, MOST_POINTS = 1 << 16, 32
+LEAST, MOST = 1e-12, 1e18
+"""Limits of a rate, of bytes and of seconds, whatever the machine."""
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the file is: beside what else is made once."""
+    base = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "dtrain"
+    return base.expanduser() / "machine.json"
+
+
+def identity(cpus: int) -> dict[str, Any]:
+    """The processor, number of cores and torch, of which alone the figures are."""
+    return {"version": VERSION, "processor": processor(), "cpus": cpus, "torch": _torch()}
+
+
+def processor() -> str:
+    """The processor by the name, family, model and stepping that the kernel gives."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    found = {name.strip(): value.strip() for name, value in re.findall(r"^([\w ]+?)\s*:(.*)$", text, re.MULTILINE)}
+    return " ".join(found[name] for name in names if name in found) or platform.machine()
+
+
+def read(cpus: int, environ: Mapping[str, str] = os.environ) -> tuple[Figures | None, str]:
+    """(the figures of this machine, or None; why there are none, as a sentence)."""
+    file = place(environ)
+    try:
+        if not stat.S_ISREG(file.stat().st_mode) or file.stat().st_size > MOST_BYTES:
+            return None, f"{file} is no file of dtrain doctor. Remove it and type dtrain doctor"
+        known = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None, "type dtrain doctor to measure it"
+    except OSError as error:
+        return None, f"{file} cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return None, f"{file} is torn. Type dtrain doctor"
+    if not isinstance(known, dict) or not isinstance(known.get("of"), dict):
+        return None, f"{file} holds no figures. Type dtrain doctor"
+    if known["of"] != identity(cpus):
+        return None, f"{file} is of another machine or torch. Type dtrain doctor"
+    figures = known.get("figures")
+    wrong = problem(figures)
+    return (None, f"{file} is ignored, as {wrong}. Type dtrain doctor") if wrong else (figures, "")
+
+
+def document(cpus: int, figures: Figures) -> bytes:
+    """The file."""
+    return json.dumps({"of": identity(cpus), "figures": figures}, indent=1).encode()
+
+
+def problem(figures: Any) -> str:
+    """A mistake in figures; empty if there is none."""
+    wanted = {*RATES, *STREAMS, *HOSTS, *CALLS}
+    if not isinstance(figures, dict) or set(figures) - wanted or not {*RATES, *STREAMS} <= set(figures):
+        return "its figures have other names"
+    for name in RATES:
+        ways = figures[name]
+        if not isinstance(ways, dict) or {*ways} != {*WAYS} or not all(map(_is_table, ways.values())):
+            return f"{name} is no rate for each size"
+    for name in STREAMS:
+        ways = figures[name]
+        if not isinstance(ways, dict) or {*ways} != {*WAYS} or not all(map(_is_number, ways.values())):
+            return f"{name} is no number of bytes per second"
+    for name in set(figures) & {*HOSTS}:
+        if not _is_number(figures[name]) or figures[name] > 60:
+            return f"{name} is no number of seconds"
+    return next((f"{name} is no table of bytes and seconds" for name in CALLS if not _is_table(figures.get(name))), "")
+
+
+def _is_table(value: Any) -> bool:
+    """Pairs of numbers, of which the first ascend; none is one too."""
+    if value is None:
+        return True
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_POINTS:
+        return False
+    pairs = all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in value)
+    return pairs and all(one[0] < other[0] for one, other in pairwise(value))
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and LEAST <= value <= MOST  # which NaN is not
+
+
+def _torch() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""

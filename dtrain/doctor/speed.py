@@ -1,0 +1,225 @@
+"""Loops that measure what the cores of this host do, instead of training: `Plan -> Result`.
+
+`cores`: rates of operators, one process at a time and all at once, and seconds of collectives. `steps`: seconds of a
+step of the plan. The least of many repetitions counts, and where one thread works it is its own time of the processor:
+other work can only make both longer.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from dtrain.build import build
+from dtrain.config.facts import fact
+from dtrain.doctor import bandwidth
+from dtrain.loop.assemble import assemble, prepare
+from dtrain.loop.step import gradients_of, zero
+from dtrain.mesh import Mesh
+from dtrain.optim.clip import clip
+from dtrain.planned import Plan
+from dtrain.predict.time import CAUSAL
+from dtrain.result import Result, versions
+
+SIDES, CHANNELS, TOKENS = (16, 64, 256, 1024), (4, 16, 64), (64, 256, 1024)
+"""Sizes of matrix products, convolutions and attention."""
+SECONDS, LONGEST, FEWEST, MOST = 0.08, 0.4, 3, 200
+"""Time per figure, also where other work has the cores, and limits of its repetitions."""
+REPETITIONS = 20
+"""Of a collective."""
+STEP_SECONDS, WARM, STEPS = 0.6, 3, (10, 200)
+"""Time for the steps of a plan, the steps before them, and limits of their number."""
+ELEMENTS = 1 << 18
+"""Of a tensor of the operators on each element: those of 1,024 tokens in a stream of 256."""
+MATRICES, CACHE = 12, 1 << 20
+"""Products that are measured in turn, and numbers of all their matrices of a kind."""
+Work = tuple[Callable[[], object], float]
+"""(an act, the operations or bytes that it counts)."""
+
+
+def cores(plan: Plan) -> Result:
+    """Measure operators and collectives. `metrics`: `figures` as in dtrain.cluster.measured; `calls`: operation ->
+    bytes, seconds and seconds of the processor; `busy`: the part of the time in which other work had the cores.
+    """
+    began = time.perf_counter()
+    with build(plan.backend).open():
+        mesh = Mesh(plan.mesh, device=plan.device)
+        figures: dict[str, Any] = {}
+        waited = list[float]()
+        for name, works in _operators().items():
+            figures[name] = _in_each_way(mesh, works, waited)
+        for name, work in {"pointwise": _pointwise(float(fact(plan.compile, "moves"))), "update": _update()}.items():
+            ways = _in_each_way(mesh, {1: work}, waited)
+            figures[name] = {way: table[0][1] for way, table in ways.items()}
+        calls = _calls(mesh) if mesh.world > 1 else {}
+        figures = mesh.gather(figures)[0]
+        metrics = {"figures": figures, "calls": calls, "busy": max(0.0, 1 - sum(waited) / len(waited))}
+        return Result("finished", 0, None, time.perf_counter() - began, metrics, versions())
+
+
+def steps(plan: Plan) -> Result:
+    """Measure the steps of `plan`, as `train` takes them. `metrics`: the least `seconds`, and those of the
+    `processor`, of the slowest rank.
+    """
+    began = time.perf_counter()
+    with build(plan.backend).open():
+        mesh = Mesh(plan.mesh, device=plan.device)
+        parts = assemble(plan, mesh)
+        training = prepare(parts)
+        parameters, taken = gradients_of(parts.model), list[tuple[float, float]]()
+        try:
+            most = WARM + STEPS[1]
+            while len(taken) < most:
+                start, had = time.perf_counter(), time.process_time()
+                training.step(training.stream, len(taken))
+                clip(parameters, plan.clip, stages=mesh.shape.pp)
+                training.optimizer.step()
+                zero(parameters)
+                taken.append((time.perf_counter() - start, time.process_time() - had))
+                if len(taken) == WARM:  # ranks agree on a number of steps
+                    quick = float(mesh.max(torch.tensor(taken[-1][0])))
+                    most = WARM + max(STEPS[0], min(STEPS[1], int(STEP_SECONDS / quick)))
+        finally:
+            training.stream.close()
+        seconds, processor = mesh.max(
+            torch.tensor([min(column) for column in zip(*taken[WARM:], strict=True)])
+        ).tolist()
+        metrics = {"seconds": seconds, "processor": processor}
+        return Result("finished", 0, None, time.perf_counter() - began, metrics, versions())
+
+
+def _calls(mesh: Mesh) -> dict[str, list[list[float]]]:
+    """Of collectives of all ranks, the least of many, of the slowest rank."""
+    found: dict[str, list[list[float]]] = {}
+    for operation, size in product(bandwidth.FACTORS, bandwidth.SIZES["gloo"]):
+        numbers = size // 4 // mesh.world * mesh.world
+        act = bandwidth.call_of(operation, numbers, mesh.world, dist.group.WORLD, torch.device("cpu")).act
+        for _ in range(2):  # the first sets up connections
+            act()
+        taken, began = list[tuple[float, float]](), time.perf_counter()
+        while len(taken) < REPETITIONS and float(mesh.max(torch.tensor(time.perf_counter() - began))) < LONGEST:
+            start, had = time.perf_counter(), time.process_time()
+            act()
+            taken.append((time.perf_counter() - start, time.process_time() - had))
+        found.setdefault(operation, []).append([4 * numbers, *_least_of(taken, mesh)])
+    return found
+
+
+def _least_of(taken: Sequence[tuple[float, float]], mesh: Mesh) -> list[float]:
+    """The least of each column, of the slowest rank."""
+    return [float(each) for each in mesh.max(torch.tensor([min(column) for column in zip(*taken, strict=True)]))]
+
+
+def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> dict[str, list[list[float]]]:
+    """Way -> (size, rate) of each size, no larger one slower: alone on one thread, alone on all cores, and with all
+    ranks at once.
+    """
+    ways: dict[str, list[list[float]]] = {}
+    for way, threads in (("alone", 1), ("whole", mesh.world), ("together", 1)):
+        table, best = list[list[float]](), 0.0
+        for size, (act, amount) in works.items():
+            mesh.barrier()
+            rate = 0.0
+            if way == "together" or mesh.rank == 0:
+                torch.set_num_threads(threads)
+                rate = amount / _least(act, threads, waited)
+                torch.set_num_threads(1)
+            rates = sorted(mesh.gather(rate))
+            best = max(best, rates[len(rates) // 2] if way == "together" else rates[-1])
+            before = ways["alone"][len(table)][1] if way == "whole" else 0.0  # more threads can also do it by one
+            table.append([size, max(best, before)])
+        ways[way] = table
+    return ways
+
+
+def _least(act: Callable[[], object], threads: int, waited: list[float]) -> float:
+    """The least seconds of `act`. The part of the time in which one thread had a core is added to `waited`."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    act()
+    began, had, times = time.perf_counter(), time.thread_time(), list[float]()
+    while len(times) < FEWEST or (sum(times) < SECONDS and len(times) < MOST and time.perf_counter() < began + LONGEST):
+        times.append(_timed(act, clock))
+    if threads == 1:
+        waited.append(min(1.0, (time.thread_time() - had) / max(1e-9, time.perf_counter() - began)))
+    return min(times)
+
+
+def _timed(act: Callable[[], object], clock: Callable[[], float]) -> float:
+    began = clock()
+    act()
+    return max(clock() - began, 1e-9)
+
+
+def _operators() -> dict[str, dict[int, Work]]:
+    return {
+        "product_fp32": {side: _product(side, torch.float32) for side in SIDES},
+        "product_bf16": {side: _product(side, torch.bfloat16) for side in SIDES},
+        "convolution": {channels: _convolution(channels) for channels in CHANNELS},
+        "attention": {tokens: _attention(tokens) for tokens in TOKENS},
+    }
+
+
+def _backward(forward: Callable[[], Tensor], leaves: Sequence[Tensor], out: Tensor) -> Callable[[], None]:
+    """A forward and its backward."""
+
+    def act() -> None:
+        forward().backward(out)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return act
+
+
+def _product(side: int, dtype: torch.dtype) -> Work:
+    """Several products in turn, as in a model: of large ones each finds its matrices in memory, not in a cache."""
+    acts = []
+    for _ in range(max(1, min(MATRICES, CACHE // side**2))):
+        x, weight, out = (torch.rand(side, side, dtype=dtype) for _ in range(3))
+        acts.append(
+            _backward(partial(functional.linear, x, weight), [x.requires_grad_(), weight.requires_grad_()], out)
+        )
+    return (lambda: [act() for act in acts]), 6.0 * side**3 * len(acts)
+
+
+def _convolution(channels: int) -> Work:
+    x, out = (torch.rand(8, channels, 16, 16) for _ in range(2))
+    weight = torch.rand(channels, channels, 3, 3).requires_grad_()
+    leaves = [x.requires_grad_(), weight]
+    return _backward(lambda: functional.conv2d(x, weight, padding=1), leaves, out), 6.0 * x.numel() * channels * 9
+
+
+def _attention(tokens: int) -> Work:
+    q, k, v = leaves = [torch.rand(2, 4, tokens, 64).requires_grad_() for _ in range(3)]
+    out = torch.rand(2, 4, tokens, 64)
+
+    def forward() -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return _backward(forward, leaves, out), CAUSAL * 7 * 2 * 2 * 4 * 64 * tokens**2
+
+
+def _pointwise(moves: float) -> Work:
+    """silu(x) * y, as dtrain.predict.time counts it: the three tensors that are kept, `moves` times."""
+    x, y, out = (torch.rand(ELEMENTS) for _ in range(3))
+    leaves = [x.requires_grad_(), y.requires_grad_()]
+    return _backward(lambda: functional.silu(x) * y, leaves, out), moves * 3 * 4.0 * ELEMENTS
+
+
+def _update() -> Work:
+    """AdamW, with the norm and clipping of gradients, as dtrain.predict.time counts it: ten numbers moved for each."""
+    weights = [torch.rand(ELEMENTS).requires_grad_() for _ in range(8)]
+    for weight in weights:
+        weight.grad = torch.rand(ELEMENTS)
+    optimizer = torch.optim.AdamW(weights, lr=1e-6, fused=True)
+
+    def act() -> None:
+        torch.nn.utils.clip_grad_norm_(weights, 1e9)
+        optimizer.step()
+
+    return act, 8 * ELEMENTS * 4.0 * 10

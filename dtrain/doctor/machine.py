@@ -45,7 +45,9 @@ BUSY = 0.1
 by their time of the processor, which other work changes little.
 """
 UNIT = 1e-6
-"""Seconds by which a figure is varied: predictions are linear in it."""
+"""Seconds by which a figure is varied, to see what it adds."""
+PIECES = 4
+"""Steps of Newton's method: transfers of a pipeline hide in one piece of a prediction and not in the next."""
 
 
 def machine(case: Case) -> Iterable[Finding]:
@@ -105,14 +107,18 @@ def _figures(here: Cluster, words: Sequence[str]) -> tuple[dict[str, Any], float
 
 def _solved(name: str, seconds: float, here: Cluster, *, waits: bool) -> float:
     """The figure with which a step of its run is predicted to take so long; `waits`: also those in which a rank of a
-    pipeline waits for others.
+    pipeline waits for others. Newton's method: a prediction is made of straight pieces.
     """
-    without, more = (
-        _predicted(_plan(replace(here, figures={**(here.figures or {}), name: value}), RUNS[name]))
-        for value in (LEAST, UNIT)
-    )
-    taken = seconds + (0 if waits else without.waits)
-    return max(LEAST, UNIT * (taken - without.seconds) / (more.seconds - without.seconds))
+
+    def time(value: float) -> Time:
+        return _predicted(_plan(replace(here, figures={**(here.figures or {}), name: value}), RUNS[name]))
+
+    value = LEAST
+    taken = seconds + (0 if waits else time(value).waits)
+    for _ in range(PIECES):
+        before = time(value).seconds
+        value = max(LEAST, value + UNIT * (taken - before) / (time(value + UNIT).seconds - before))
+    return value
 
 
 def _predicted(plan: Plan) -> Time:

@@ -41,9 +41,7 @@ RUNS: Mapping[str, Sequence[str]] = {
 ROUNDS = 3
 """`operator` and `step`, `shards` and `byte` are found in turns, each with what is known of the other."""
 BUSY = 0.1
-"""Part of the time that other work may have of the cores. Where it has more, ranks that wait for each other are judged
-by their time of the processor, which other work changes little.
-"""
+"""Part of the time that other work may have of the cores: figures taken beside more of it predict badly."""
 UNIT = 1e-6
 """Seconds by which a figure is varied, to see what it adds."""
 PIECES = 4
@@ -51,7 +49,9 @@ PIECES = 4
 
 
 def machine(case: Case) -> Iterable[Finding]:
-    """Measure this host's cores and keep the figures; nothing where the plan is for GPUs or another machine."""
+    """Measure this host's cores and keep the figures; nothing where the plan is for GPUs or another machine, and none
+    are kept where other work has the cores.
+    """
     here = detect()
     if (
         case.plan.device != "cpu"
@@ -64,60 +64,62 @@ def machine(case: Case) -> Iterable[Finding]:
     try:
         with tempfile.TemporaryDirectory() as folder, zygote.kept():
             zygote.begin()
-            figures, busy = _figures(here, (f"out={folder}/run", "logger=[]"))
+            words = (f"out={folder}/run", "logger=[]")
+            rates = _rates(here, words)
+            if rates["busy"] > BUSY:
+                text = f"its speed was not measured: other work had {rates['busy']:.0%} of a core"
+                yield Finding("machine", "note", text, "run it again when nothing else does")
+                return
+            figures = _figures(here, words, rates)
         file = measured.place()
         file.parent.mkdir(parents=True, exist_ok=True)
         store.write(str(file), measured.document(here.cpus, figures))
     except (DtrainError, OSError) as error:
         yield Finding("machine", "note", f"its speed was not measured: {first_line(error)}")
         return
-    yield judged(figures, busy, here.cpus, str(file))
+    yield told(figures, here.cpus, str(file))
 
 
-def judged(figures: Figures, busy: float, cpus: int, file: str) -> Finding:
-    """Judge the figures of `cpus` cores. `busy`: the part of the time in which other work had them."""
+def told(figures: Figures, cpus: int, file: str) -> Finding:
+    """The figures of `cpus` cores, in words."""
     alone, whole, together = (figures["product_fp32"][way][-1][1] for way in measured.WAYS)
     text = f"a core reaches {operations(alone)}/s, {cpus} together {operations(max(whole, cpus * together))}/s"
     text += f"; a step costs the host {duration(figures['step'])} and {duration(figures['operator'])} an operator"
     text += f"; dtrain plan uses it, from {file}"
-    if busy > BUSY:
-        advice = "run it again when nothing else does"
-        return Finding("machine", "note", f"other work had {busy:.0%} of a core meanwhile: {text}", advice, figures)
     return Finding("machine", "ok", text, facts=figures)
 
 
-def _figures(here: Cluster, words: Sequence[str]) -> tuple[dict[str, Any], float]:
-    """All figures, and the part of the time in which other work had the cores."""
+def _rates(here: Cluster, words: Sequence[str]) -> Mapping[str, Any]:
+    """What dtrain.doctor.speed.cores gives, of as many ranks as there are cores."""
     ranks = (*TINY, *words, f"devices={here.cpus}", f"batch={4 * here.cpus}", "threads=1")
-    found = _launched(_plan(here, (*ranks, f"strategy={'ddp' if here.cpus > 1 else 'single'}")), CORES)
-    busy = found["busy"] > BUSY
-    calls = {name: [[row[0], row[2 if busy else 1]] for row in table] for name, table in found["calls"].items()}
-    figures = {**found["figures"], **calls, **dict.fromkeys(measured.HOSTS, LEAST)}
-    clock = "processor" if busy else "seconds"
+    return _launched(_plan(here, (*ranks, f"strategy={'ddp' if here.cpus > 1 else 'single'}")), CORES)
+
+
+def _figures(here: Cluster, words: Sequence[str], rates: Mapping[str, Any]) -> dict[str, Any]:
+    """All figures; those of the host by runs."""
+    figures = {**rates["figures"], **rates["calls"], **dict.fromkeys(measured.HOSTS, LEAST)}
     taken = {
-        name: _launched(_plan(here, (*run, *words)), STEPS)[clock]
+        name: _launched(_plan(here, (*run, *words)), STEPS)["seconds"]
         for name, run in RUNS.items()
         if here.cpus > 1 or "devices=1" in run
     }
     for name in [*("operator", "step") * ROUNDS, *taken, *(("shards", "byte") * ROUNDS if "byte" in taken else ())]:
-        figures[name] = _solved(name, taken[name], replace(here, figures=figures), waits=not busy)
-    known = {name: value for name, value in figures.items() if name not in measured.HOSTS or name in taken}
-    return known, found["busy"]
+        figures[name] = _solved(name, taken[name], replace(here, figures=figures))
+    return {name: value for name, value in figures.items() if name not in measured.HOSTS or name in taken}
 
 
-def _solved(name: str, seconds: float, here: Cluster, *, waits: bool) -> float:
-    """The figure with which a step of its run is predicted to take so long; `waits`: also those in which a rank of a
-    pipeline waits for others. Newton's method: a prediction is made of straight pieces.
+def _solved(name: str, seconds: float, here: Cluster) -> float:
+    """The figure with which a step of its run is predicted to take so long. Newton's method: a prediction is made of
+    straight pieces.
     """
 
     def time(value: float) -> Time:
         return _predicted(_plan(replace(here, figures={**(here.figures or {}), name: value}), RUNS[name]))
 
     value = LEAST
-    taken = seconds + (0 if waits else time(value).waits)
     for _ in range(PIECES):
         before = time(value).seconds
-        value = max(LEAST, value + UNIT * (taken - before) / (time(value + UNIT).seconds - before))
+        value = max(LEAST, value + UNIT * (seconds - before) / (time(value + UNIT).seconds - before))
     return value
 
 

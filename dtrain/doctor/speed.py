@@ -1,8 +1,8 @@
 """Loops that measure what the cores of this host do, instead of training: `Plan -> Result`.
 
 `cores`: rates of operators, one process at a time and all at once, and seconds of collectives. `steps`: seconds of a
-step of the plan. The least of many repetitions counts, and where one thread works it is its own time of the processor:
-other work can only make both longer.
+step of the plan. The lowest quarter of many repetitions counts, and where one thread works it is its own time of the
+processor: other work can only make both longer.
 """
 
 import time
@@ -45,7 +45,7 @@ Work = tuple[Callable[[], object], float]
 
 def cores(plan: Plan) -> Result:
     """Measure operators and collectives. `metrics`: `figures` as in dtrain.cluster.measured; `calls`: operation ->
-    bytes, seconds and seconds of the processor; `busy`: the part of the time in which other work had the cores.
+    bytes and seconds; `busy`: the part of the time in which other work had the cores.
     """
     began = time.perf_counter()
     with build(plan.backend).open():
@@ -64,56 +64,46 @@ def cores(plan: Plan) -> Result:
 
 
 def steps(plan: Plan) -> Result:
-    """Measure the steps of `plan`, as `train` takes them. `metrics`: the least `seconds`, and those of the
-    `processor`, of the slowest rank.
-    """
+    """Measure the steps of `plan`, as `train` takes them. `metrics`: `seconds`, of the slowest rank."""
     began = time.perf_counter()
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
         parts = assemble(plan, mesh)
         training = prepare(parts)
-        parameters, taken = gradients_of(parts.model), list[tuple[float, float]]()
+        parameters, taken = gradients_of(parts.model), list[float]()
         try:
             most = WARM + STEPS[1]
             while len(taken) < most:
-                start, had = time.perf_counter(), time.process_time()
+                start = time.perf_counter()
                 training.step(training.stream, len(taken))
                 clip(parameters, plan.clip, stages=mesh.shape.pp)
                 training.optimizer.step()
                 zero(parameters)
-                taken.append((time.perf_counter() - start, time.process_time() - had))
+                taken.append(time.perf_counter() - start)
                 if len(taken) == WARM:  # ranks agree on a number of steps
-                    quick = float(mesh.max(torch.tensor(taken[-1][0])))
+                    quick = float(mesh.max(torch.tensor(taken[-1])))
                     most = WARM + max(STEPS[0], min(STEPS[1], int(STEP_SECONDS / quick)))
         finally:
             training.stream.close()
-        seconds, processor = mesh.max(
-            torch.tensor([min(column) for column in zip(*taken[WARM:], strict=True)])
-        ).tolist()
-        metrics = {"seconds": seconds, "processor": processor}
+        metrics = {"seconds": float(mesh.max(torch.tensor(_usual(taken[WARM:]))))}
         return Result("finished", 0, None, time.perf_counter() - began, metrics, versions())
 
 
 def _calls(mesh: Mesh) -> dict[str, list[list[float]]]:
-    """Of collectives of all ranks, the least of many, of the slowest rank."""
+    """Of collectives of all ranks, the usual seconds of the slowest rank."""
     found: dict[str, list[list[float]]] = {}
     for operation, size in product(bandwidth.FACTORS, bandwidth.SIZES["gloo"]):
         numbers = size // 4 // mesh.world * mesh.world
         act = bandwidth.call_of(operation, numbers, mesh.world, dist.group.WORLD, torch.device("cpu")).act
         for _ in range(2):  # the first sets up connections
             act()
-        taken, began = list[tuple[float, float]](), time.perf_counter()
+        taken, began = list[float](), time.perf_counter()
         while len(taken) < REPETITIONS and float(mesh.max(torch.tensor(time.perf_counter() - began))) < LONGEST:
-            start, had = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             act()
-            taken.append((time.perf_counter() - start, time.process_time() - had))
-        found.setdefault(operation, []).append([4 * numbers, *_least_of(taken, mesh)])
+            taken.append(time.perf_counter() - start)
+        found.setdefault(operation, []).append([4 * numbers, float(mesh.max(torch.tensor(_usual(taken))))])
     return found
-
-
-def _least_of(taken: Sequence[tuple[float, float]], mesh: Mesh) -> list[float]:
-    """The least of each column, of the slowest rank."""
-    return [float(each) for each in mesh.max(torch.tensor([min(column) for column in zip(*taken, strict=True)]))]
 
 
 def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> dict[str, list[list[float]]]:
@@ -128,7 +118,7 @@ def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> 
             rate = 0.0
             if way == "together" or mesh.rank == 0:
                 torch.set_num_threads(threads)
-                rate = amount / _least(act, threads, waited)
+                rate = amount / _seconds(act, threads, waited)
                 torch.set_num_threads(1)
             rates = sorted(mesh.gather(rate))
             best = max(best, rates[len(rates) // 2] if way == "together" else rates[-1])
@@ -138,8 +128,12 @@ def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> 
     return ways
 
 
-def _least(act: Callable[[], object], threads: int, waited: list[float]) -> float:
-    """The least seconds of `act`. The part of the time in which one thread had a core is added to `waited`."""
+def _usual(taken: Sequence[float]) -> float:
+    return sorted(taken)[len(taken) // 4]
+
+
+def _seconds(act: Callable[[], object], threads: int, waited: list[float]) -> float:
+    """The usual seconds of `act`. The part of the time in which one thread had a core is added to `waited`."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     act()
     began, had, times = time.perf_counter(), time.thread_time(), list[float]()
@@ -147,7 +141,7 @@ def _least(act: Callable[[], object], threads: int, waited: list[float]) -> floa
         times.append(_timed(act, clock))
     if threads == 1:
         waited.append(min(1.0, (time.thread_time() - had) / max(1e-9, time.perf_counter() - began)))
-    return min(times)
+    return _usual(times)
 
 
 def _timed(act: Callable[[], object], clock: Callable[[], float]) -> float:

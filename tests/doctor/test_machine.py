@@ -20,7 +20,7 @@ def launched(plan: Plan, loop: str) -> Mapping[str, Any]:
     """The answers of ranks, without ranks."""
     if loop == machine.CORES:
         tables = {name: value for name, value in figures().items() if name not in measured.HOSTS}
-        calls = {name: [[*row, row[1]] for row in tables.pop(name)] for name in measured.CALLS}
+        calls = {name: tables.pop(name) for name in measured.CALLS}
         return {"figures": tables, "calls": calls if plan.world > 1 else {}, "busy": 0.0}
     kind = "pp" if plan.mesh.pp > 1 else "tp" if plan.mesh.tp > 1 else ""
     kind = kind or {"ddp": "copies", "fsdp": "shards"}.get(str(plan.strategy["_target_"]).split(".")[-2], "")
@@ -38,7 +38,7 @@ def on_two_cores(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def test_each_measured_run_is_predicted_as_it_was(on_two_cores: Cluster) -> None:
-    found, _ = machine._figures(on_two_cores, ())
+    found = machine._figures(on_two_cores, (), machine._rates(on_two_cores, ()))
     assert measured.problem(found) == ""
     here = Cluster(gpus=0, cpus=2, figures=found)
     for name, words in machine.RUNS.items():
@@ -46,7 +46,8 @@ def test_each_measured_run_is_predicted_as_it_was(on_two_cores: Cluster) -> None
 
 
 def test_one_core_has_no_figures_of_pairs(on_two_cores: Cluster) -> None:
-    found, _ = machine._figures(Cluster(gpus=0, cpus=1), ())
+    alone = Cluster(gpus=0, cpus=1)
+    found = machine._figures(alone, (), machine._rates(alone, ()))
     assert {"step", "operator"} == {*found} & {*measured.HOSTS}
 
 
@@ -59,10 +60,13 @@ def test_what_was_measured_is_kept_and_used(on_two_cores: Cluster, monkeypatch: 
     measured.place().unlink()
 
 
-def test_a_busy_machine_is_told(on_two_cores: Cluster) -> None:
-    finding = machine.judged(figures(), 0.5, 2, "file")
+def test_beside_other_work_nothing_is_kept(on_two_cores: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_launched", lambda plan, loop: {**launched(plan, loop), "busy": 0.5})
+    plan = resolve(compose(["data=synthetic"]), on_two_cores)
+    (finding,) = machine.machine(Case(plan, {}, dict))
+    assert finding.text == "its speed was not measured: other work had 50% of a core"
     assert (finding.verdict, finding.advice) == ("note", "run it again when nothing else does")
-    assert finding.text.startswith("other work had 50% of a core meanwhile: ")
+    assert not measured.place().exists()
 
 
 @pytest.mark.parametrize("words", ["cluster=laptop", "cluster=h100x8"])

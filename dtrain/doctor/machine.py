@@ -90,7 +90,7 @@ def told(figures: Figures, cpus: int, file: str) -> Finding:
 
 
 def _rates(here: Cluster, words: Sequence[str]) -> Mapping[str, Any]:
-    """What dtrain.doctor.speed.cores gives, of as many ranks as there are cores."""
+    """Rates of operators and seconds of collectives, of as many ranks as there are cores."""
     ranks = (*TINY, *words, f"devices={here.cpus}", f"batch={4 * here.cpus}", "threads=1")
     return _launched(_plan(here, (*ranks, f"strategy={'ddp' if here.cpus > 1 else 'single'}")), CORES)
 

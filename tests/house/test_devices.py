@@ -116,7 +116,7 @@ MADE = {
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
     "the cores of this host are measured": (
-        "doctor/speed.py:_attention", "doctor/speed.py:_calls", "doctor/speed.py:_convolution", "doctor/speed.py:_least_of", "doctor/speed.py:_pointwise", "doctor/speed.py:_product",
+        "doctor/speed.py:_attention", "doctor/speed.py:_calls", "doctor/speed.py:_convolution", "doctor/speed.py:_pointwise", "doctor/speed.py:_product",
         "doctor/speed.py:_update", "doctor/speed.py:steps",
     ),
     "crosses by MPI, from the CPU": (

@@ -11,8 +11,10 @@ from metering import count
 from pool import resident
 from predict.counted import MODELS as COUNTED
 from predict.foreign import LAYOUTS
+from small import CPUS
 from small import plan as plan_of
 
+from dtrain.cluster import Cluster
 from dtrain.planned import Plan
 from dtrain.predict.memory import Memory, classes
 from dtrain.predict.state_bytes import saved
@@ -132,14 +134,14 @@ class Compared:
         return max((row.peak for row in self.rows), key=lambda ratio: abs(ratio - 1))
 
 
-def planned(words: str) -> Plan:
+def planned(words: str, on: Cluster = CPUS) -> Plan:
     said = dict(word.split("=", 1) for word in words.split())
     if said.get("model") in MODELS:
         return plan_of(
-            *MODELS[said.pop("model")].split(), "batch=8", *(f"{key}={value}" for key, value in said.items())
+            *MODELS[said.pop("model")].split(), "batch=8", *(f"{key}={value}" for key, value in said.items()), on=on
         )
     base = OTHER if said.get("model") in ("mlp", "cnn") else GPT
-    return plan_of(*(f"{key}={value}" for key, value in ({**base, **said}).items()))
+    return plan_of(*(f"{key}={value}" for key, value in ({**base, **said}).items()), on=on)
 
 
 def compare(plan: Plan) -> Compared:

@@ -10,7 +10,7 @@ from pool import resident
 from predicted import ALL, FOREIGN, PIPELINE, QUICK, ROUGH, Compared, compare, planned
 from small import plan
 
-from dtrain.cluster import Cluster
+from dtrain.cluster import Cluster, detect
 from dtrain.config import files
 from dtrain.planned import Plan
 from dtrain.predict import formulas
@@ -168,8 +168,10 @@ def test_the_peak_is_what_the_allocator_of_a_gpu_saw(words: str) -> None:
     from metering import peak_on_gpu
 
     decided = planned(
-        f"{words} model.layers=8 model.width=1024 model.hidden=2752 data.sequence=1024 model.heads=16 batch=8 compile=none".strip()
+        f"{words} model.layers=8 model.width=1024 model.hidden=2752 data.sequence=1024 model.heads=16 batch=8 compile=none".strip(),
+        on=detect(),
     )
+    assert decided.device == "cuda"
     assert of(decided).peak == pytest.approx(peak_on_gpu(decided), rel=0.05)
 
 

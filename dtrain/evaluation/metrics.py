@@ -4,7 +4,8 @@ and classes with its `update` and `compute`.
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Metrics:
             scores, targets = scores[:0], targets[:0]
         for name, metric in self._metrics.items():
             if not _is_theirs(metric):
-                part, parts = metric.part(scores, targets), self._parts[name]
+                part, parts = _part(name, metric, scores, targets, beside=self._parts[name]), self._parts[name]
                 if metric.rows:
                     parts.append(part)
                 else:
@@ -69,10 +70,33 @@ class Metrics:
                     figures |= _numbers(name, metric.compute())
             elif metric.rows:
                 rows = gathered(torch.cat(self._parts[name]), self._mesh)
-                figures[name] = float(metric.value(torch.cat(rows)))
+                figures[name] = _number(f"the value of {name}", metric.value(torch.cat(rows)))
             else:
-                figures[name] = float(metric.value(self._mesh.sum(self._parts[name][0])))
+                figures[name] = _number(f"the value of {name}", metric.value(self._mesh.sum(self._parts[name][0])))
         return figures
+
+    def try_out(self, classes: int) -> None:
+        """Call each class of the user's own with made-up samples: what it returns is judged before the first step. What
+        it raises is not: two samples may be too few.
+        """
+        scores = torch.linspace(-1, 1, 2 * classes, device=self._mesh.device).view(2, classes)
+        targets = torch.tensor([0, classes - 1], device=self._mesh.device)
+        for name, metric in self._metrics.items():
+            if _is_theirs(metric) or type(metric).__module__.startswith("dtrain."):
+                continue
+            parts, value = list[Tensor](), list[Any]()
+            for _ in range(2):
+                try:
+                    parts.append(_part(name, metric, scores, targets, beside=parts))
+                except WordsError:
+                    raise
+                except Exception:
+                    break
+            else:
+                with suppress(Exception):
+                    value.append(metric.value(torch.cat(parts) if metric.rows else (parts[0] + parts[1]).double()))
+            for each in value:
+                _number(f"the value of {name}", each)
 
     def _paired(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [N, classes] and the targets [N] that count; both as the targets are, if these are no classes."""
@@ -92,7 +116,11 @@ def metrics_of(parts: Parts) -> Metrics | None:
             raise WordsError(f"evaluate.metrics: {name} says nothing about {classes} classes. Leave it out.")
     if not plan.evaluate_metrics:
         return None
-    return Metrics(plan.evaluate_metrics, task=about(plan.objective).get("task"), mesh=parts.mesh)
+    task, classes = about(plan.objective).get("task"), facts.get("outputs", facts.get("vocab"))
+    metrics = Metrics(plan.evaluate_metrics, task=task, mesh=parts.mesh)
+    if task in LABELS and isinstance(classes, int):
+        metrics.try_out(classes)
+    return metrics
 
 
 def gathered(rows: Tensor, mesh: Mesh) -> list[Tensor]:
@@ -127,6 +155,11 @@ def _made(name: str, part: Part, mesh: Mesh) -> Any:
     """The metric of a part; one of torchmetrics on the device, with our way to gather its states."""
     metric = build(part)
     if not _is_theirs(metric):
+        if lacks := [each for each in ("rows", "value") if not hasattr(metric, each)]:
+            raise WordsError(
+                f"evaluate.metrics: {part['_target_']} is {an(metric)}, which has `part` but not "
+                f"{' and '.join(f'`{each}`' for each in lacks)} (dtrain.metric.Metric)."
+            )
         return metric
     if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
         raise WordsError(
@@ -157,10 +190,44 @@ def _update(name: str, metric: Any, scores: Tensor, targets: Tensor) -> None:
         ) from error
 
 
+def _part(name: str, metric: Any, scores: Tensor, targets: Tensor, *, beside: Sequence[Tensor]) -> Tensor:
+    """The part of some samples, which can be put together with those `beside` it. Raises WordsError."""
+    part = metric.part(scores, targets)
+    if not isinstance(part, Tensor):
+        raise WordsError(
+            f"evaluate.metrics: the part of {name} is {an(part)}, {str(part)[:60]!r}. Let `part` return a tensor: "
+            "numbers that are added up, or with rows = True rows that are put together."
+        )
+    if metric.rows and part.ndim == 0:
+        raise WordsError(
+            f"evaluate.metrics: the part of {name} is one number, and its rows are put together. Let `part` return a "
+            "tensor with a row per sample, or set rows = False."
+        )
+    start = 1 if metric.rows else 0
+    if beside and part.shape[start:] != beside[0].shape[start:]:
+        raise WordsError(
+            f"evaluate.metrics: the parts of {name} have the shapes {list(beside[0].shape)} and {list(part.shape)}. "
+            "Numbers that are added up have one shape for every batch; rows (rows = True) may differ in their number."
+        )
+    return part
+
+
+def _number(what: str, value: Any) -> float:
+    """A figure. Raises WordsError if it is not one number."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    # a tensor with several elements raises RuntimeError
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    shape = f" of the shape {list(value.shape)}" if isinstance(value, Tensor) else f", {str(value)[:60]!r}"
+    raise WordsError(f"evaluate.metrics: {what} is {an(value)}{shape}. Let it return one number.")
+
+
 def _numbers(name: str, value: Any) -> dict[str, float]:
     """A figure, or one for each name or place of several."""
     if isinstance(value, Mapping):
-        return {f"{name}_{key}": float(each) for key, each in value.items()}
+        return {f"{name}_{key}": _number(f"{key} of {name}", each) for key, each in value.items()}
     if not isinstance(value, Tensor) or value.numel() == 1:
-        return {name: float(value)}
+        return {name: _number(f"the result of compute of {name}", value)}
     return {f"{name}_{number}": float(each) for number, each in enumerate(value.reshape(-1).tolist())}

@@ -12,7 +12,7 @@ import torch
 import torchmetrics.classification
 from small import PARTS, STRATEGIES, UNEVEN, on_mesh, on_resident_mesh
 
-from dtrain.build import build
+from dtrain.build import build, giving
 from dtrain.config import files
 from dtrain.data import Source
 from dtrain.data.dataset import Dataset
@@ -186,3 +186,65 @@ def test_a_metric_that_does_not_take_the_scores_is_named() -> None:
 
     (said,) = on_mesh(refused, dp_shard=1)
     assert "BinaryF1Score does not take scores [4, 7]" in said
+
+
+class Own:
+    """A metric of the user's own, which returns what it is given."""
+
+    def __init__(self, part: Any, value: Any, *, rows: bool = False) -> None:
+        self.rows, self._part, self._value = rows, part, value
+
+    def part(self, scores: torch.Tensor, targets: torch.Tensor) -> Any:
+        return self._part(targets)
+
+    def value(self, whole: torch.Tensor) -> Any:
+        return self._value(whole)
+
+
+def own_metrics(own: Own, mesh: Mesh) -> Metrics:
+    with giving({"own": own}):
+        part = {"_target_": "dtrain.build.given", "of": "own"}
+        return Metrics({"own": part}, task="classification", mesh=mesh)
+
+
+OF_ANOTHER_KIND = {
+    "the part of own is a list, '[1.0]'. Let `part` return a tensor": Own(lambda targets: [1.0], float),
+    "the part of own is a NoneType": Own(lambda targets: None, float),
+    "the value of own is a str, '0.5'. Let it return one number.": Own(lambda targets: torch.ones(2), lambda whole: "0.5"),
+    "the value of own is a NoneType, 'None'": Own(lambda targets: torch.ones(2), lambda whole: None),
+    "the value of own is a list, '[1.0, 2.0]'": Own(lambda targets: torch.ones(2), lambda whole: [1.0, 2.0]),
+    "the value of own is a Tensor of the shape [2]": Own(lambda targets: torch.ones(2), lambda whole: whole),
+    "the part of own is one number, and its rows": Own(lambda targets: torch.ones(()), float, rows=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", OF_ANOTHER_KIND)
+def test_what_is_no_number_is_said_before_the_first_step(said: str) -> None:
+    def tried(mesh: Mesh) -> None:
+        metrics = own_metrics(OF_ANOTHER_KIND[said], mesh)
+        with pytest.raises(WordsError) as raised:
+            metrics.try_out(3)
+        assert str(raised.value).startswith(f"evaluate.metrics: {said}")
+
+    on_mesh(tried, dp_shard=1)
+
+
+def test_parts_of_several_shapes_are_said() -> None:
+    def tried(mesh: Mesh) -> None:
+        own = Own(lambda targets: targets.double(), lambda whole: 0.0)
+        metrics = own_metrics(own, mesh)
+        metrics.try_out(3)
+        metrics.begin()
+        metrics.add(torch.randn(4, 3), {"inputs": torch.zeros(4), "targets": torch.zeros(4)}, counts=True)
+        with pytest.raises(WordsError, match=r"the parts of own have the shapes \[4\] and \[3\]"):
+            metrics.add(torch.randn(3, 3), {"inputs": torch.zeros(3), "targets": torch.zeros(3)}, counts=True)
+
+    on_mesh(tried, dp_shard=1)
+
+
+def test_what_a_metric_raises_on_made_up_samples_is_not_judged() -> None:
+    def tried(mesh: Mesh) -> None:
+        own = Own(lambda targets: torch.ones(1), lambda whole: 1 / 0)
+        own_metrics(own, mesh).try_out(3)
+
+    on_mesh(tried, dp_shard=1)

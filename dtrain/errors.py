@@ -14,7 +14,8 @@ which a job executes: it would fail again.
 """
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Self
@@ -122,6 +123,18 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
         return f" Did you mean {plain[near[0]]}?"
     every = ", ".join(names)
     return f" Allowed: {every}." if len(every) < MOST_NAMED else " dtrain --help lists all of them."
+
+
+@contextmanager
+def about_data(key: str) -> Iterator[None]:
+    """A context in which sentences about `data` are about the data at another key, such as evaluate.sets.dev."""
+    try:
+        yield
+    except (WordsError, PreflightError) as error:
+        if isinstance(error, StoreError) or not str(error).startswith(("data.", "data:")):
+            raise
+        told = (f"{key}{each[4:]}" if each.startswith(("data.", "data:")) else each for each in error.problems)
+        raise type(error)(*told) from error
 
 
 def why(error: OSError) -> str:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, StoreError, WordsError, nearest
+from dtrain.errors import (
+    DtrainError,
+    LeaseError,
+    PreflightError,
+    RankError,
+    StoreError,
+    WordsError,
+    about_data,
+    nearest,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +45,14 @@ def test_a_misspelt_word_names_the_nearest() -> None:
 
 def test_a_word_like_nothing_lists_what_is_allowed() -> None:
     assert nearest("zzz", ["b", "a"]) == " Allowed: a, b."
+
+
+def test_a_sentence_about_data_is_about_that_of_its_key() -> None:
+    for error in (WordsError("data: column b holds text.", "data.path=b: gone"), PreflightError("data.path=a: line 3")):
+        with pytest.raises(type(error)) as raised, about_data("evaluate.sets.dev"):
+            raise error
+        assert str(raised.value).startswith("evaluate.sets.dev") and "data" not in str(raised.value).split(":")[0]
+        assert str(raised.value) == str(error).replace("data", "evaluate.sets.dev")
+    for other in (WordsError("model: it is odd"), StoreError("data: it is full")):
+        with pytest.raises(type(other), match=str(other)), about_data("predict.data"):
+            raise other

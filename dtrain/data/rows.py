@@ -88,7 +88,10 @@ class Rows(Dataset):
     def _lengths(self) -> NDArray[np.int32]:
         names = self._table.columns
         rowfile.check_tokens(self._files, names)
-        return np.concatenate([rowlengths.of(file, names[0], self._cache) for file in self._files])
+        lengths = np.concatenate([rowlengths.of(file, names[0], self._cache) for file in self._files])
+        if self._shift:
+            rowlengths.check_shift(lengths)
+        return lengths
 
     def tokens(self, index: Indices) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(tokens, targets) of rows, for rows of different lengths. Raises WordsError for targets that are not one per

@@ -1,5 +1,7 @@
 """Translation of axolotl's optimizer and schedule."""
 
+from typing import Any
+
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.rules import refused, says, to, unneeded
 from dtrain.dialect.terms import BEHIND, decaying, unknown_optimizer
@@ -31,6 +33,10 @@ def optimizer_section(ledger: Ledger) -> None:
 def schedule_section(ledger: Ledger) -> None:
     """Translate the schedule. It ends with the run; the warm-up is a number of steps or a fraction of the run."""
     name, steps = str(ledger.get("lr_scheduler", "cosine")), ledger.words.get("steps")
+    odd = refused("a warm-up is a number of steps >= 0, or a part of the run below 1.", "schedule.warmup")
+    for key in ledger.under("warmup_steps", "warmup_ratio"):
+        if "." in key or not is_warmup(ledger.leaves[key], most=1 if key == "warmup_ratio" else None):
+            ledger.settle(odd, key)
     warmup, floor = warmup_of(ledger, steps), ledger.get("cosine_min_lr_ratio", 0.0)
     shape = name.removesuffix("_with_warmup")
     why = ""
@@ -59,16 +65,22 @@ def schedule_section(ledger: Ledger) -> None:
     for key, part in (("warmup_steps", note), ("warmup_ratio", f"of {steps} steps; {note}" if steps else note)):
         if key in ledger.open():
             ledger.carry(key, {"schedule.warmup": warmup}, part, command="schedule" in ledger.command)
-    if "schedule" not in ledger.command:
+    if "schedule" not in ledger.command and not ledger.asks("schedule.warmup"):
         ledger.imply({"schedule.warmup": warmup}, "default of axolotl")
+
+
+def is_warmup(value: Any, most: float | None = None) -> bool:
+    """Whether a value is one of a warm-up, or missing."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and value >= 0 and (most is None or value <= most))
 
 
 def warmup_of(ledger: Ledger, steps: int | None) -> int | float:
     """Return the warm-up in steps, or as a fraction of the run where its length is unknown."""
     given, ratio = ledger.get("warmup_steps"), ledger.get("warmup_ratio")
-    if isinstance(given, int | float):
+    if is_warmup(given) and given is not None:
         return 2 if given == 1 else given
-    part = ratio if isinstance(ratio, int | float) else 0.03
+    part = ratio if isinstance(ratio, int | float) and is_warmup(ratio, most=1) else 0.03
     if steps is None:
         return part
     return int(part * steps) if ratio is not None else min(int(part * steps), 100)

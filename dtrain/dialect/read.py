@@ -34,6 +34,8 @@ ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
 TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
 """Those of them that TRL has load the model that they are given a name of."""
+PLACES = {f"args.{place}": name for place, name in enumerate(("model", "args", "data_collator", "train_dataset"))}
+"""The first arguments of a Trainer, other than DPOTrainer, by their places."""
 DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
@@ -189,7 +191,9 @@ def _python(text: str, place: str) -> Any:
     tree: dict[str, Any] = {}
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
     if any(_last(call.func) in ARGUMENTS for call in made):
-        return _hugging_face(script, made)
+        classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+        own = [each.name for each in classes if any(_last(base) in TRAINERS for base in each.bases)]
+        return _hugging_face(script, made, own)
     foreign = {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}
     others.refuse_python(module, foreign, place)
     read = [(call, script.arguments(call)) for call in made if _last(call.func) in CALLS]
@@ -204,22 +208,39 @@ def _python(text: str, place: str) -> Any:
     return _cli_defaults(tree, place) if "cli" in tree else tree
 
 
-def _hugging_face(script: "_Script", made: Collection[ast.Call]) -> dict[str, Any]:
-    """Return the arguments of Hugging Face's classes by class, and the class and name of the model."""
+def _hugging_face(script: "_Script", made: Collection[ast.Call], own: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of Hugging Face's classes by class, those of its Trainer and of the file's `own` ones, and
+    the class and name of the model.
+    """
     tree: dict[str, Any] = {}
+    trainers = {*TRAINERS, *own}
     for call in made:
         name, arguments = _last(call.func), script.arguments(call)
         if name == "from_pretrained" and isinstance(call.func, ast.Attribute) and "For" in _last(call.func.value):
             place = arguments.get("args.0", arguments.get("pretrained_model_name_or_path"))
             more = {key: value for key, value in arguments.items() if value is not place}
             name, arguments = "model", {"class": _last(call.func.value), "name": place, **more}
-        elif name in TRAINERS and isinstance(arguments.get("model"), str) and not isinstance(arguments["model"], Code):
+        elif name in trainers:
+            given = _trainer(arguments, name)
+            tree["Trainer"] = _merge(tree["Trainer"], given) if "Trainer" in tree else given
+            if not isinstance(arguments.get("model"), str) or isinstance(arguments["model"], Code):
+                continue
             name, arguments = "model", {"name": arguments["model"]}
         if name in ARGUMENTS and "args.0" in arguments:
             arguments = {"output_dir": arguments.pop("args.0"), **arguments}
         if name in ("model", "LoraConfig", *ARGUMENTS):
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
-    return tree
+    for name, key in (("model", "model"), ("peft_config", "LoraConfig")):
+        if key in tree and "Trainer" in tree:
+            tree["Trainer"].pop(name, None)
+    return {name: value for name, value in tree.items() if value or name != "Trainer"}
+
+
+def _trainer(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of a Trainer by name, without `args`, whose own are read where they are made."""
+    named = {PLACES.get(key, key) if name != "DPOTrainer" else key: value for key, value in arguments.items()}
+    named.pop("args.1" if name == "DPOTrainer" else "args", None)
+    return {key: value for key, value in named.items() if key != "args"} | ({} if name in TRAINERS else {"class": name})
 
 
 def _merge(one: Any, other: Any) -> Any:

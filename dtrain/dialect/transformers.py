@@ -13,9 +13,11 @@ from typing import Any
 from dtrain.dialect import nested, terms
 from dtrain.dialect.axolotl import FSDP, TASKS
 from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, carry_targets, positive
+from dtrain.dialect.axolotl_optim import is_warmup
 from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, number, text, whole
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
 from dtrain.dialect.terms import BEHIND, CLIP, decaying, epochs, unknown_optimizer
+from dtrain.dialect.transformers_trainer import own_optimizer, trainer_section
 
 TITLE = "Hugging Face's Trainer"
 MARKS = names(
@@ -36,8 +38,9 @@ def translate(ledger: Ledger) -> None:
     t = f"{kind}." * bool(kind)
     for tell in (_model, _adapter):
         tell(ledger)
-    for tell_of in (_computed, _steps, _precision, _objective, _optimizer, _schedule, _shards):
+    for tell_of in (_computed, _steps, _precision, _objective, _optimizer, _shards):
         tell_of(ledger, t)
+    trainer_section(ledger, t)
     if kind in ("SFTConfig", "DPOConfig"):
         ledger.settle(_remat, f"{t}gradient_checkpointing")
         ledger.imply({"remat": "full"}, TRAINER)
@@ -174,6 +177,14 @@ WITH = "together with data=chat, which you must type"
 
 
 def _optimizer(ledger: Ledger, t: str) -> None:
+    """Translate the optimizer and its schedule, but for what code gives in their place."""
+    is_own = own_optimizer(ledger, t)
+    for own, tell in zip(is_own, (_named_optimizer, _schedule), strict=True):
+        if not own:
+            tell(ledger, t)
+
+
+def _named_optimizer(ledger: Ledger, t: str) -> None:
     name = str(ledger.get(f"{t}optim", "adamw_torch_fused"))
     if name not in (*ADAMW, "sgd"):
         ledger.settle(refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor."), f"{t}optim")
@@ -203,7 +214,9 @@ def _schedule(ledger: Ledger, t: str) -> None:
     shape = name.removesuffix("_with_warmup")
     keys = [f"{t}{key}" for key in ("warmup_steps", "warmup_ratio")]
     why = ""
-    if shape not in ("cosine", "linear", "constant") or isinstance(warmup, bool) or not isinstance(warmup, int | float):
+    if not is_warmup(warmup):
+        why = "a warm-up is a number of steps >= 0, or a part of the run below 1. Type schedule.warmup=<it>."
+    elif shape not in ("cosine", "linear", "constant"):
         why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
     elif shape == "linear" and (steps is None or 0 < warmup < 1):
         why = (

@@ -14,6 +14,7 @@ from torch import nn
 from dtrain import compile
 from dtrain.data import Source
 from dtrain.data.stream import to_device
+from dtrain.errors import about_data
 from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
@@ -25,6 +26,9 @@ from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
 
+NO_TARGET = (
+    "no target of {} counts (all are -100, or rows of one token have no next one): there is no held-out loss of them"
+)
 DRAWS = (
     "the model still draws random numbers in evaluation (of {}): its held-out loss differs from mesh to mesh. "
     "For F.dropout, pass training=self.training."
@@ -43,7 +47,8 @@ def each(model: nn.Module, sources: Mapping[str, Source], *arguments: Any, **opt
     """
     metrics = dict[str, float]()
     for name, source in sources.items():
-        figures = evaluate(model, source, *arguments, **options)
+        with about_data(f"evaluate.sets.{name}") if name else nullcontext():
+            figures = evaluate(model, source, *arguments, **options)
         if not figures:
             return {}
         named = f"eval_{name}_" if name else "eval_"
@@ -121,6 +126,8 @@ def evaluate(
     agreed(objective, first, mesh)
     counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
+    if not whole:
+        tell(NO_TARGET.format("the held-out samples"))
     known = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
     known |= metrics.figures() if metrics else {}
     return {f"eval_{name}": value for name, value in known.items()}

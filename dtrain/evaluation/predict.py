@@ -21,7 +21,7 @@ from dtrain.data import IGNORE, Batch, Growing, Indices, Source
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source, to_device
 from dtrain.data.windows import whole
-from dtrain.errors import PreflightError, WordsError
+from dtrain.errors import PreflightError, WordsError, about_data
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load, other_data
 from dtrain.lifecycle.stop import StopSignal
@@ -98,7 +98,8 @@ def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
     """The rows to predict: the held-out ones of then, or all of other data."""
     if parts.plan.predict["data"]:
         task = about(parts.plan.objective).get("task")
-        return whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
+        with about_data("predict.data"):
+            return whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
     stream = commit["facts"].get("stream")
     if stream and isinstance(parts.source, Growing):
         parts.source.as_of(stream["fingerprint"])

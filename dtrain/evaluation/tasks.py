@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dtrain.errors import PreflightError, first_line, nearest
 
 INSTALL = "evaluate as=lm_eval: the package lm_eval is not installed. Type pip install 'dtrain[lm_eval]'."
@@ -60,6 +62,8 @@ def loaded(asked: Mapping[str, Any]) -> Any:
     if manager is None or any(_elsewhere(manager, name) for name in names):
         manager = TaskManager(include_path=path)  # reads 14,000 files
     if unknown := [name for name in names if name not in manager.task_index]:
+        if broken := _broken(path):
+            raise PreflightError(*broken)
         raise PreflightError(
             *(f"evaluate.tasks: lm_eval has no {name}.{_near(name, manager.all_tasks)}" for name in unknown)
         )
@@ -67,6 +71,20 @@ def loaded(asked: Mapping[str, Any]) -> Any:
     if problems:
         raise PreflightError(*problems)
     return manager
+
+
+def _broken(path: str | None) -> list[str]:
+    """A sentence for each file of the folder that is not YAML: lm_eval passes over these."""
+    sentences = list[str]()
+    for file in sorted(Path(path).glob("**/*.yaml")) if path else ():
+        try:
+            yaml.compose(file.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f"line {mark.line + 1}: " if mark else ""
+            said = getattr(error, "problem", None) or first_line(error)
+            sentences.append(f"evaluate.tasks_path={file}: {line}this is not YAML: {said}.")
+    return sentences
 
 
 def quiet() -> None:
@@ -106,6 +124,8 @@ def _problem(manager: Any, name: str) -> str:
 
 def _sentence(manager: Any, name: str, error: Exception) -> str:
     text, place = f"{type(error).__name__}: {first_line(error)}", _dataset(manager, name)
+    if isinstance(error, StopIteration):  # of datasets, which looks for a first row
+        return f"evaluate.tasks: {name} has no items: the files of its dataset_kwargs are empty."
     if isinstance(error, ConnectionError) or "Offline" in type(error).__name__ or "on the Hub" in str(error):
         return (
             f"evaluate.tasks: {name} needs {place or 'a dataset'} of the hub, which does not answer ({text}). Load it "

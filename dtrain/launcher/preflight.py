@@ -233,7 +233,7 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str], *, trained: 
     except PreflightError as error:
         text = str(error)
     if text:
-        yield text.replace("data.", f"{place}.", 1) if text.startswith("data.") else text
+        yield f"{place}{text.removeprefix('data')}" if text.startswith(("data.", "data:")) else text
 
 
 def _stored(key: str, url: str, problem: Callable[[str], str | None]) -> Iterable[str]:

@@ -11,10 +11,11 @@ from dtrain.build import build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
+from dtrain.config.facts import about
 from dtrain.data import Growing, Source
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, about_data
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
@@ -26,7 +27,7 @@ from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
-from dtrain.planned import Plan
+from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
 from dtrain.schedule import Schedule
 from dtrain.strategy import Strategy
@@ -68,7 +69,22 @@ class Parts:
     def measured(self) -> Mapping[str, Source]:
         """All that is evaluated: the held-out samples, by an empty name, and the further sets."""
         held = {} if self.heldout is None else {"": self.heldout}
-        return held | {name: whole(as_source(build(part))) for name, part in self.plan.evaluate_sets.items()}
+        return held | {name: self._set(name, part) for name, part in self.plan.evaluate_sets.items()}
+
+    def _set(self, name: str, part: Part) -> Source:
+        """A further set. Raises WordsError if it has classes that the model lacks."""
+        with about_data(f"evaluate.sets.{name}"):
+            source = whole(as_source(build(part)))
+            if about(self.plan.objective).get("task") != "classification" or "outputs" not in self.plan.model:
+                return source
+            stated, found = self.plan.model["outputs"], source.facts.get("outputs")
+            classes = stated if isinstance(stated, int) else self.source.facts.get("outputs")
+        if isinstance(classes, int) and isinstance(found, int) and found > classes:
+            raise WordsError(
+                f"evaluate.sets.{name}: its targets are of {found} classes, 0 to {found - 1}, and the model has "
+                f"{classes}. Type model.outputs={found}, or leave out the rows of the other classes."
+            )
+        return source
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Log:
         self._events = Journal(store.join(plan.out, "events.jsonl"), check=self._check) if mesh.rank == 0 else None
         self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
-        self._plan = plan
+        self._plan, self._is_targetless = plan, False
         self.start()
         self.last: dict[str, Any] = {}
         """The newest row; on rank 0."""
@@ -185,7 +185,7 @@ class Log:
         rows, peak = [], peak_bytes(self._mesh.device.type)
         for index, (step, seen, loss, _, rates, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
-            if totals:
+            if totals and loss.count:
                 row |= figures(self._objective, shapes, totals[index], loss.count)
             row |= rates
             row |= {"norm": norms[index], "step_seconds": seconds}
@@ -196,6 +196,13 @@ class Log:
                 row |= {"tokens_per_second": loss.count / seconds}
             rows.append(row)
         self._rows.append(*rows)
+        empty = next((step for step, _, loss, *_ in pending if not loss.count), None)
+        if empty and not self._is_targetless:
+            self._is_targetless = True
+            self.caveat(
+                f"step {empty} has no loss, like all steps without a target that counts: its targets are -100 "
+                "everywhere, or its rows are single tokens, which have no next one"
+            )
         self._warn()
         for sentence in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):
             self.caveat(sentence)

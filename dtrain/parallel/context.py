@@ -223,9 +223,10 @@ class Context:
         chunks = 2 * self.size
         if T % chunks:
             lower = T // chunks * chunks
-            fits = " or ".join(f"data.sequence={length}" for length in (lower, lower + chunks) if length)
+            fits = " or ".join(str(length) for length in (lower, lower + chunks) if length)
             raise WordsError(
-                f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {chunks} chunks. Type {fits}."
+                f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {chunks} chunks. Give the data "
+                f"rows of {fits} tokens: by data.sequence where the data has it, or by data.pad and data.length."
             )
 
     def _check_meaning(self, part: Any, name: str) -> None:

@@ -34,8 +34,11 @@ def measured(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     objective, known = draft["objective"], figures(draft["objective"])
     for name, given in config.evaluate.sets.items():
         key = f"evaluate.sets.{name}"
-        if not NAME.fullmatch(str(name)) or name == "ema" or any(each.startswith(f"eval_{name}_") for each in known):
-            problems.append(f"{key}: a set is named by letters, digits and _, not as a figure is. Type another name.")
+        if not NAME.fullmatch(str(name)):
+            problems.append(f"{key}: a set is named by small letters, digits and _, a letter first. Type another name.")
+            continue
+        if name == "ema" or any(each.startswith(f"eval_{name}_") for each in known):
+            problems.append(f"{key}: eval_{name}_... is a figure of the run already. Type another name.")
             continue
         sets[name] = _part(key, given, draft["data"], config, problems)
     if problems:

@@ -156,7 +156,7 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
             if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1])) != then[0]:
                 return changed(data["path"], "the files", int(then[1]))
             if data.get("packing") == "pack" and not reader.text:
-                check_packing(files, columns, reader.cache, data["sequence"])
+                check_packing(files, columns, reader.cache, data["sequence"], shift=bool(data.get("shift")))
             if data.get("bucket") is not None:
                 check_bucket(files, columns, reader.cache)
     except (PreflightError, WordsError) as error:
@@ -203,11 +203,14 @@ def check_bucket(files: Sequence[File], columns: Sequence[str], cache: Path) -> 
             raise WordsError(f"data.bucket: all rows of {name} have the length {lengths[0]}. Leave data.bucket out.")
 
 
-def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, window: int) -> None:
+def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, window: int, *, shift: bool) -> None:
     """Raises WordsError and PreflightError if rows of these files cannot be packed into windows."""
     check_tokens(files, columns)
     if all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY:
-        rowlengths.check(np.concatenate([rowlengths.of(file, columns[0], cache) for file in files]), window)
+        lengths = np.concatenate([rowlengths.of(file, columns[0], cache) for file in files])
+        rowlengths.check(lengths, window)
+        if shift:
+            rowlengths.check_shift(lengths)
 
 
 def _kind(name: str, several: set[str], text: bool) -> str:

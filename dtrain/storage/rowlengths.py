@@ -42,6 +42,15 @@ def check(lengths: NDArray[Any], window: int) -> None:
         )
 
 
+def check_shift(lengths: NDArray[Any]) -> None:
+    """Raises PreflightError if no row has two tokens: none would have a target."""
+    if len(lengths) and lengths.max() == 1:
+        raise PreflightError(
+            f"data.shift=true: all {len(lengths)} rows are single tokens, so no token has a next one to learn. Name "
+            "rows of at least two tokens."
+        )
+
+
 def _counted(file: File, column: str) -> NDArray[np.int32]:
     parts = [np.zeros(0, np.int32)]
     for block, size in enumerate(file.facts["sizes"]):

@@ -155,6 +155,7 @@ def test_rows_that_were_added_leave_the_windows_of_a_run_as_they_were(tmp_path: 
     [
         ([[1, 2, 3], [1, 2, 3, 4]], {"sequence": 2}, "data.sequence=2: all 2 rows are longer, the shortest has 3 tokens"),
         ([[], []], {}, "none of the 2 rows has a token"),
+        ([[1], [2], []], {}, "data.shift=true: all 3 rows are single tokens"),
         ([[0.5], [1.5]], {}, "column input_ids holds lists of numbers. Name one of tokens"),
         ([1, 2], {"shift": False}, "column input_ids holds whole numbers. Name one of tokens"),
         ([[[1]], [[2]]], {}, "row 0 has tokens of the shape [1, 1]"),

@@ -95,6 +95,17 @@ def test_early_stopping(keys: dict[str, Any], words: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [{"warmup_steps": "many"}, {"warmup_steps": -4}, {"warmup_steps": True}, {"warmup_steps": {"a": 1}}, {"warmup_ratio": 3}],
+)  # fmt: skip
+def test_an_odd_warmup_is_asked_for(odd: dict[str, Any], tmp_path: Path) -> None:
+    read = config(tmp_path, lr_scheduler="cosine", max_steps=100, **odd)
+    assert "schedule.warmup" in read.asked and "schedule.warmup" not in read.words
+    (said,) = [why for key, why in read.told("refused").items() if key.startswith("warmup")]
+    assert said.startswith("a warm-up is a number of steps")
+
+
+@pytest.mark.parametrize(
     ("keys", "warmup"),
     [
         ({"warmup_steps": 20}, 20),

@@ -1,15 +1,18 @@
 """The held-out loss: the same samples whatever the mesh, nothing left changed."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small import PARTS, STRATEGIES, UNEVEN, on_mesh
+from small import PARTS, STRATEGIES, UNEVEN, on_mesh, plan
 
 from dtrain.build import build
 from dtrain.data.stream import as_source
+from dtrain.errors import WordsError
 from dtrain.evaluation.heldout import chosen, each, evaluate
+from dtrain.loop.assemble import assemble
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
@@ -104,6 +107,26 @@ def accuracy(mesh: Mesh) -> dict[str, float]:
         model.head.weight.copy_(torch.from_numpy(data._mapped(np.eye(4, dtype=np.float32)).T))
     objective = build({"_target_": "dtrain.objective.classification.Classification"})
     return evaluate(model, data, objective, mesh, precision=build(PARTS["precision"]), samples=None, microbatch=7)
+
+
+def test_classes_of_a_set_that_the_model_lacks_are_said_before_the_first_step(tmp_path: Path) -> None:
+    for name, classes in ("train", 3), ("unseen", 5):
+        lines = [f"{number % 4},{number % 7},{number % classes}" for number in range(30)]
+        (tmp_path / f"{name}.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    words = [
+        "model=mlp", "data=csv", f"data.path={tmp_path}/train.csv", "data.targets=y", "objective=classification",
+        f"data.cache={tmp_path}/cache", f"evaluate.sets={{un: {{path: {tmp_path}/unseen.csv}}}}", "out=memory://run",
+    ]  # fmt: skip
+
+    def work(mesh: Mesh, *more: str) -> list[str]:
+        try:
+            return [*assemble(plan(*words, *more), mesh).measured]
+        except WordsError as error:
+            return [str(error)]
+
+    ((said,),) = on_mesh(work, dp_shard=1)
+    assert said.startswith("evaluate.sets.un: its targets are of 5 classes, 0 to 4, and the model has 3. Type model.o")
+    assert on_mesh(lambda mesh: work(mesh, "model.outputs=5"), dp_shard=1) == [["", "un"]]
 
 
 def test_metrics_of_the_objective_are_means_too() -> None:

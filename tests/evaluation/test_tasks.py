@@ -50,6 +50,17 @@ def test_tasks_that_cannot_be_loaded_are_sentences(tmp_path: Path) -> None:
     assert "is no folder of this machine" in said[2][0]
 
 
+def test_files_that_are_no_yaml_and_files_without_items_are_sentences(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("task: good\ndoc_to_text: !function mine.text\n")
+    assert tasks._broken(str(tmp_path)) == tasks._broken(None) == []
+    (tmp_path / "bad.yaml").write_text("task: bad\n  dataset_path: json\n")
+    assert tasks._broken(str(tmp_path)) == [
+        f"evaluate.tasks_path={tmp_path}/bad.yaml: line 2: this is not YAML: mapping values are not allowed here."
+    ]
+    said = "evaluate.tasks: mine has no items: the files of its dataset_kwargs are empty."
+    assert tasks._sentence(None, "mine", StopIteration()) == said
+
+
 @pytest.mark.slow
 def test_a_name_that_lm_eval_has_not_is_told_with_the_nearest() -> None:
     """It reads 14,000 files to know."""

@@ -204,6 +204,19 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
 
 
+def test_a_step_without_a_target_has_no_loss_and_it_is_said_once(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        with Log(with_loggers(tmp_path, 1), mesh) as log:
+            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            for step, count in enumerate((8, 0, 0, 8), 1):
+                log.record(step, 8, StepLoss({"loss": torch.tensor(4.0)}, count), torch.tensor(1.0), {"lr": 0.1})
+
+    on_mesh(work, dp_shard=1)
+    assert [row.get("loss", "none") for row in rows(tmp_path / "metrics.jsonl")] == [0.5, "none", "none", 0.5]
+    (said,) = [row["text"] for row in rows(tmp_path / "events.jsonl") if row["event"] == "caveat"]
+    assert said.startswith("step 2 has no loss")
+
+
 def test_whoever_sees_a_result_sees_all_rows_and_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = store.write
 

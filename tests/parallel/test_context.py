@@ -79,9 +79,9 @@ def test_inputs_by_name_are_split_together() -> None:
     [
         (
             tokens(2, 10),
-            "mesh.cp=2: a sequence of 10 tokens does not split into 4 chunks. Type data.sequence=8 or data.sequence=12.",
+            "mesh.cp=2: a sequence of 10 tokens does not split into 4 chunks. Give the data rows of 8 or 12 tokens: by data.sequence where the data has it, or by data.pad and data.length.",
         ),
-        (tokens(2, 3), "3 tokens does not split into 4 chunks. Type data.sequence=4."),
+        (tokens(2, 3), "3 tokens does not split into 4 chunks. Give the data rows of 4 tokens: by"),
         (torch.ones(4), "no dim of tokens"),
         (
             {"input_ids": tokens(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])},

@@ -1,0 +1,108 @@
+"""Translation of the arguments of Hugging Face's Trainer, and TRL's, beside those of their TrainingArguments: what code
+gives a run. Early stopping becomes `stop`; for everything else the word to type is named.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.dialect.callbacks import class_of, sections
+from dtrain.dialect.ledger import Ledger, Rule, count
+from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
+
+SECTION = "Trainer"
+"""The key of these arguments in the tree."""
+STOPPING = "EarlyStoppingCallback"
+PLACES = ("early_stopping_patience", "early_stopping_threshold")
+"""Its arguments in their order."""
+LOSSES = ("loss", "eval_loss")
+"""Names of the evaluation loss."""
+
+
+def own_optimizer(ledger: Ledger, t: str) -> tuple[bool, bool]:
+    """Whether code gives the optimizer, and the schedule: then the arguments for them do not count, and both are asked
+    for.
+    """
+    keys = [key for name in ("optimizers", "optimizer_cls_and_kwargs") for key in ledger.under(f"{SECTION}.{name}")]
+    places = [place for key in keys for place in _places(key, ledger.leaves[key])]
+    both = bool(places), any(place > 0 for place in places)
+    asked = (("optim", "optim.lr"), OF_OPTIMIZER), (("schedule",), OF_SCHEDULE)
+    for is_own, (words, names) in zip(both, asked, strict=True):
+        if is_own:
+            ledger.settle(unneeded("the Trainer is given others by code"), *(f"{t}{name}" for name in names))
+            for word in words:
+                ledger.ask(word)
+    if any(both):
+        why = "made by code, in place of what the arguments say. Type optim=<word> optim.lr=<rate>"
+        ledger.settle(refused(f"{why} schedule=<word>." if both[1] else f"{why}."), *keys)
+    return both
+
+
+def _places(key: str, value: Any) -> list[int]:
+    """Which of the optimizer (0) and the schedule (1) a key gives."""
+    if isinstance(value, list) and key.endswith(".optimizers"):
+        return [place for place, each in enumerate(value) if each is not None]
+    _, name, *inside = key.split(".")
+    if value is None or name != "optimizers":
+        return [0] * (value is not None)
+    return [int(inside[0])] if inside and inside[0].isdigit() else [0, 1]
+
+
+def trainer_section(ledger: Ledger, t: str) -> None:
+    """Translate them; `t` is the prefix of the arguments of TrainingArguments."""
+    for section in sections(ledger, f"{SECTION}.callbacks"):
+        name = class_of(ledger, section)
+        if name == STOPPING:
+            _stop(ledger, section, t)
+            continue
+        unknown = refused(f"{name} is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")
+        ledger.settle(unknown, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
+    ledger.settle(CALLBACKS, f"{SECTION}.callbacks", f"{SECTION}.callbacks.**")
+    for name, rule in RULES.items():
+        ledger.settle(given(rule), f"{SECTION}.{name}", f"{SECTION}.{name}.**")
+
+
+def _stop(ledger: Ledger, section: str, t: str) -> None:
+    """Translate early stopping, which looks at `metric_for_best_model`, the evaluation loss by default."""
+    key = f"{section}.init_args"
+    if ledger.get(f"{t}metric_for_best_model", "loss") not in LOSSES:
+        why = "Type stop.metric=eval_loss, eval_accuracy or eval_<name>, and stop.patience=<evaluations>."
+        ledger.settle(refused(why), f"{section}.class_path", key, f"{key}.**")
+        return
+    ledger.settle(says({"stop.metric": "eval_loss"}, "the evaluation loss"), f"{section}.class_path")
+    for place, (name, rule) in enumerate(zip(PLACES, (to("stop.patience", count), to("stop.least")), strict=True)):
+        ledger.settle(given(rule), f"{key}.{name}", f"{key}.args.{place}")
+    ledger.imply({"stop.patience": 1}, f"default of {STOPPING}")
+    ledger.settle(unneeded("empty"), key)
+    ledger.settle(lacking("dtrain stops by patience alone. Leave it out."), f"{key}.**")
+
+
+OF_OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+OF_SCHEDULE = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
+"""Arguments of TrainingArguments that code replaces."""
+CALLBACKS = refused("callbacks are not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")
+RULES: Mapping[str, Rule] = table(
+    {
+        "train_dataset": unneeded("made by code; name the rows by data.path on the command line"),
+        "eval_dataset": unneeded("held-out rows are data.holdout, and further ones evaluate.sets"),
+        "processing_class tokenizer": unneeded("data.tokenizer names it"),
+        "class": refused(
+            "the methods of your own class are not run. Type objective._target_=<your loss> trust=[<its package>], or "
+            "a hook."
+        ),
+        "model": refused("Type model=hf model.name=<its name>, or model._target_=<yours> trust=[<its package>]."),
+        "model_init": refused("Type model=hf model.name=<its name>, or model._target_=<yours> trust=[<its package>]."),
+        "data_collator": refused(
+            "rows are padded by data.pad, and data=chat makes its own batches. Type data.collate._target_=<yours> "
+            "trust=[<its package>] for another way."
+        ),
+        "compute_loss_func": refused("Type objective._target_=<yours> trust=[<its package>]."),
+        "compute_metrics preprocess_logits_for_metrics": refused("Type evaluate.metrics=[<a metric>]."),
+        "peft_config": refused("Type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha>."),
+        "formatting_func": refused("Type data=chat data.path=<rows>, or write the text into the rows."),
+        "ref_model": refused(
+            "objective=dpo compares with the weights that the run begins with. Leave it out."
+        ),
+        "optimizers optimizer_cls_and_kwargs": unneeded("the arguments give the optimizer and its schedule"),
+        "args": unneeded("its arguments are listed"),
+    }
+)  # fmt: skip

@@ -158,7 +158,7 @@ def test_rows_that_were_added_leave_the_windows_of_a_run_as_they_were(tmp_path: 
         ([[1], [2], []], {}, "data.shift=true: all 3 rows are single tokens"),
         ([[0.5], [1.5]], {}, "column input_ids holds lists of numbers. Name one of tokens"),
         ([1, 2], {"shift": False}, "column input_ids holds whole numbers. Name one of tokens"),
-        ([[[1]], [[2]]], {}, "row 0 has tokens of the shape [1, 1]"),
+        ([[[1], [1]], [[2], [2]]], {}, "row 0 has tokens of the shape [2, 1]"),
         ([[*range(12)]] * 2, {"targets": "next"}, "data.shift=true: the targets of these samples are the next tokens already"),
         ([[1, 2]] * 2, {"targets": "one"}, "has 2 tokens of input_ids, but 1 of one"),
         ([[1, 2]] * 2, {"inputs": ["input_ids", "one"], "targets": "next"}, "one input and one target, not input_ids, one, next"),

@@ -27,7 +27,8 @@ from dtrain.parallel.context import Context
 from dtrain.precision import Precision
 
 NO_TARGET = (
-    "no target of {} counts (all are -100, or rows of one token have no next one): there is no held-out loss of them"
+    "no target of the held-out samples counts (all are -100, or rows of one token have no next one): there is no "
+    "held-out loss of them"
 )
 DRAWS = (
     "the model still draws random numbers in evaluation (of {}): its held-out loss differs from mesh to mesh. "
@@ -91,8 +92,8 @@ def evaluate(
     draws random numbers.
     """
     indices, first = chosen(source, samples), Shapes()
-    sums: dict[str, torch.Tensor] = {}
-    count, chunk = 0, 0 if metrics else chunk_asked(objective)  # metrics read all logits
+    sums, count = dict[str, torch.Tensor](), 0
+    chunk = 0 if metrics else chunk_asked(objective)  # metrics read all logits
     if metrics:
         metrics.begin()
     with evaluating(model) as put_back:
@@ -126,8 +127,12 @@ def evaluate(
     agreed(objective, first, mesh)
     counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
-    if not whole:
-        tell(NO_TARGET.format("the held-out samples"))
+    _warn(whole, tell)
     known = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
-    known |= metrics.figures() if metrics else {}
-    return {f"eval_{name}": value for name, value in known.items()}
+    return {f"eval_{name}": value for name, value in (known | (metrics.figures() if metrics else {})).items()}
+
+
+def _warn(count: float, tell: Callable[[str], None]) -> None:
+    """Tell of samples none of whose targets counts."""
+    if not count:
+        tell(NO_TARGET)

@@ -44,7 +44,7 @@ def check(lengths: NDArray[Any], window: int) -> None:
 
 def check_shift(lengths: NDArray[Any]) -> None:
     """Raises PreflightError if no row has two tokens: none would have a target."""
-    if len(lengths) and lengths.max() == 1:
+    if np.max(lengths, initial=0) == 1:
         raise PreflightError(
             f"data.shift=true: all {len(lengths)} rows are single tokens, so no token has a next one to learn. Name "
             "rows of at least two tokens."

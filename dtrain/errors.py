@@ -104,6 +104,8 @@ class RankError(DtrainError):
 
 MOST_NAMED = 1000
 """Characters of the allowed words that an error lists."""
+FIRST_NAMED = 8
+"""Words that it lists if there are more."""
 
 
 def an(value: object) -> str:
@@ -113,16 +115,16 @@ def an(value: object) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint such as ` Did you mean strategy=fsdp?`, or all allowed words if none is similar; of very many, where they
-    are listed.
-    """
+    """A hint such as ` Did you mean strategy=fsdp?`, or the allowed words if none is similar; of very many the first."""
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
     near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {plain[near[0]]}?"
     every = ", ".join(names)
-    return f" Allowed: {every}." if len(every) < MOST_NAMED else " dtrain --help lists all of them."
+    if len(every) < MOST_NAMED:
+        return f" Allowed: {every}."
+    return f" Allowed: {', '.join(names[:FIRST_NAMED])} and {len(names) - FIRST_NAMED} others."
 
 
 @contextmanager

@@ -45,6 +45,8 @@ def test_a_misspelt_word_names_the_nearest() -> None:
 
 def test_a_word_like_nothing_lists_what_is_allowed() -> None:
     assert nearest("zzz", ["b", "a"]) == " Allowed: a, b."
+    many = nearest("zzz", [f"name{index:03}" for index in range(300)])
+    assert many.startswith(" Allowed: name000, name001, ") and many.endswith(" name007 and 292 others.")
 
 
 def test_a_sentence_about_data_is_about_that_of_its_key() -> None:

@@ -8,11 +8,12 @@ Code of a repository is never run.
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._guards import active_fake_mode
 
 from dtrain.errors import PreflightError, StoreError, WordsError, an, first_line, nearest
 from dtrain.model.head import base_of, begin_anew
@@ -24,6 +25,8 @@ TASKS = {
     "masked_lm": "AutoModelForMaskedLM", "image_classification": "AutoModelForImageClassification",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
+MOST_LAYERS = 10_000
+"""Layers that a config.json may ask for: a hundred take a second to build."""
 
 
 def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head: str = "kept") -> nn.Module:
@@ -49,12 +52,23 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
             f"{nearest(kind, transformers.CONFIG_MAPPING.keys())}{own} Install the package that has its class, and "
             "type model._target_=<package.Class> trust=[<package>]."
         )
+    _check_sizes(name, described)
     try:
         built = transformers.AutoConfig.for_model(kind, **described)
         maker = getattr(transformers, TASKS[task])
-        with _without_memory() if weights == "pretrained" else nullcontext():
+        with _without_memory() if weights == "pretrained" else _without_values():
             model = maker.from_config(built, dtype=torch.float32)
         model.tie_weights()
+    except ZeroDivisionError as error:
+        zeros = [
+            f"{key}: 0"
+            for key, value in described.items()
+            if value == 0 and isinstance(value, int) and _is_size(key, value)
+        ]
+        raise WordsError(
+            f"model.name={name} model.task={task}: {' and '.join(zeros) or 'an entry of 0'} in config.json or "
+            "model.config: no such model can be built. Type model.config={<entry>: <a number from 1>}."
+        ) from error
     except Exception as error:  # of any class of any model
         raise WordsError(f"model.name={name} model.task={task}: {' '.join(str(error).split())[:300]}") from error
     if head == "new":
@@ -85,6 +99,29 @@ def read(name: str) -> dict[str, Any]:
     if not isinstance(described, dict):
         raise WordsError(f"model.name={name}: {where} has no configuration of a model.")
     return described
+
+
+def _check_sizes(name: str, described: Mapping[str, Any]) -> None:
+    """Raises WordsError for a model of so many layers that it would take hours to build, part by part too."""
+    for key, value in described.items():
+        if isinstance(value, dict):
+            _check_sizes(name, value)
+        elif "layer" in key and _is_size(key, value) and value > MOST_LAYERS:
+            raise WordsError(
+                f"model.name={name}: {key}={value} in config.json or model.config: at most {MOST_LAYERS} layers can be "
+                "built."
+            )
+
+
+def _is_size(key: str, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not key.endswith("_id")
+
+
+def _without_values() -> AbstractContextManager[None]:
+    """In a trace, parameters are not initialised: some of transformers' ways to do it read the values of tensors."""
+    from transformers.initialization import no_init_weights
+
+    return no_init_weights() if active_fake_mode() else nullcontext()
 
 
 @contextmanager

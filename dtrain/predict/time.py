@@ -13,8 +13,10 @@ A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice 
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md); its k ranks on a node share k links out of it.
 Gathers and reductions over the data axes overlap with compute, except the first and the last one, and slow it down. The
 head and attention are computed in bf16 with precision=fp8. A ring computes its blocks with the kernels of whole
-sequences, at their efficiency; what torch has no fused kernel for, at the speed of fp32. MFU counts 3 x the forward,
-with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B).
+sequences, at their efficiency; what torch has no fused kernel for, at the speed of fp32. MFU and TFLOP/s count what a
+step needs, with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B): the forward, and in
+the backward twice as much, without the gradients of frozen weights (`adapter=lora`: about 2 x the forward in all,
+`model.freeze`: nothing below the first trained weight). What is recomputed does not count.
 
 It is an estimate: how far off for which kind of run is in tests/bench/RESULTS.md.
 """
@@ -177,7 +179,19 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
 
 def _useful(plan: Plan, shapes: Shapes) -> float:
     """Operations of a step that the MFU counts."""
-    return 6.0 * plan.batch.size * sum(block.count * (block.work + block.attention_work) for block in shapes.blocks)
+    each = (
+        block.count * (block.work + _backward(block) + block.attention_work * (3 if block.grad_out else 1))
+        for block in shapes.blocks
+    )
+    return 2.0 * plan.batch.size * sum(each)
+
+
+def _backward(block: Block) -> int:
+    """Multiply-adds of products that the backward of a block needs, without what it computes again."""
+    most = 2 * block.work
+    if block.chunk and not block.chunk.trained:
+        most -= block.chunk.tokens * block.chunk.numbers
+    return min(block.backward_work, most)
 
 
 def _peak(plan: Plan, machine: Machine, inside: bool = True) -> float:

@@ -20,6 +20,7 @@ NATURAL = {"tokens": "next_token", "image": "classification", "features": "regre
 def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Choose next_token for tokens, classification for images and labelled samples, regression for features."""
     gives, takes = about(config.data).get("gives", "samples"), about(config.model).get("takes")
+    takes = takes or (_reads(config) if gives == "any" else None)
     word = NATURAL.get(takes or "features", "regression")
     if gives == "tokens":
         word = "next_token"
@@ -28,12 +29,14 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     reason = f"the data gives {gives}, the model takes {takes or 'anything'}"
     part = choose(config, "objective", word, draft["why"], reason)
     needs, whole = about(part).get("needs"), about(part).get("whole")
+    if gives == "any" and "reads" in about(config.model) and not whole:
+        _check_made(config, part)
     model, data, chosen = (config.choices[group] for group in ("model", "data", "objective"))
     if gives == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
             f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset."
         )
-    if gives == "any" and takes == "tokens" and needs != "tokens":
+    if gives == "any" and takes == "tokens" and needs != "tokens" and not (whole and "reads" in about(config.model)):
         raise WordsError(
             f"model={model} gives one answer per token, objective={chosen} wants one per sample. "
             "Type objective=next_token."
@@ -58,6 +61,29 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
             "objective=next_token."
         )
     return {"objective": _with_figures(part, eval_loss="lowest")}
+
+
+def _reads(config: Config) -> str | None:
+    """The kind of input of the model, which may depend on its task; None if it is not known."""
+    stated = about(config.model)
+    kind: str | None = stated.get("takes") or stated.get("reads", {}).get(config.model.get("task"))
+    return kind
+
+
+def _check_made(config: Config, part: Part) -> None:
+    """Raises WordsError if synthetic data has nothing for the task of a model of several."""
+    model, reads, auto = config.model, _reads(config), config.choices["objective"] == "auto"
+    subject = f"model={config.choices['model']} model.task={model.get('task')}"
+    if reads == "tokens" and (model["task"] != "causal_lm" if auto else about(part).get("needs") != "tokens"):
+        raise WordsError(
+            f"{subject}: data={config.choices['data']} makes no text with such targets. Type data=jsonl "
+            "data.path=<rows with tokens>, or for masked_lm objective=masked data=text data.tokenizer=<its tokenizer>."
+        )
+    if reads == "image" and config.data.get("inputs") == "auto":
+        raise WordsError(
+            f"{subject}: the size of its images is in its config.json. Type data.inputs=[3,224,224], with that size, "
+            "and data.outputs=<classes>."
+        )
 
 
 def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
@@ -107,7 +133,7 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     if about(data).get("gives") == "any":
         task = fact(draft["objective"], "task")
         if data.get("task") == "auto":
-            data["task"] = task if task else NATURAL.get(about(config.model).get("takes") or "features", "regression")
+            data["task"] = task if task else NATURAL.get(_reads(config) or "features", "regression")
         if data.get("inputs") == "auto":
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
         if task and data["task"] != task:

@@ -41,7 +41,10 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         )
     shards = inside is not None or fill == "dp_shard"
     if used < 1 or ranks % used or (spare is None and used != ranks):
-        enough = f"devices={-(-max(1, used) // nodes)}"
+        each = -(-max(1, used) // nodes)
+        enough = f"devices={each}"
+        if draft["device"] == "cuda" and cluster.gpus < each:
+            enough = f"nodes={-(-used // devices)}"
         raise WordsError(
             f"mesh: {product or 'all axes 1'} is {used} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             f"Type {' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."

@@ -218,7 +218,22 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
             f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type "
             "precision=bf16."
         )
+    if draft["device"] == "cuda" and draft["cluster"]:
+        _check_type(config, part, flops, f"cluster={config.choices['cluster'] or 'of yours'}", cluster.gpu)
     return {"precision": part}
+
+
+def _check_type(config: Config, part: Part, flops: Mapping[str, float], named: str, gpu: str) -> None:
+    """Raises WordsError if the GPUs compute no products of the type that a precision has."""
+    kind = fact(part, "flops", fact(part, "compute", "fp32"))
+    if kind in flops:
+        return
+    who = f"the {gpu} of this host" if config.choices["cluster"] == "auto" else named
+    other = next((word for word in ("bf16", "fp16", "fp32") if word in flops), "fp32")
+    raise WordsError(
+        f"precision={config.choices['precision'] or 'of yours'}: {who} has no products in {kind}, only in "
+        f"{', '.join(flops)}. Type precision={other}."
+    )
 
 
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

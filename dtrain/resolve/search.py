@@ -75,13 +75,14 @@ class Model:
 @dataclass
 class Found:
     """`layouts`: those that fit, the best first, of each kind the best. `least`: the one that needs the least memory,
-    if none fits. `looked`: layouts that were looked at, `small`: of these the ones that need more memory than there is;
-    `predicted`: those that bounds did not decide.
+    if none fits. `looked`: layouts that were looked at; `predicted`: those of them that bounds did not decide, of which
+    `fit` fit and `small` need more memory than there is, and rules refuse the others.
     """
 
     layouts: list[Layout] = field(default_factory=list)
     least: Layout | None = None
     looked: int = 0
+    fit: int = 0
     small: int = 0
     predicted: int = 0
 
@@ -103,6 +104,7 @@ class Search:
     found: Found = field(default_factory=Found)
     _best: dict[tuple[Any, ...], Layout] = field(default_factory=dict)
     _split: dict[tuple[Any, ...], Shapes] = field(default_factory=dict)
+    _tried: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
     _number: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self) -> Found:
@@ -120,8 +122,6 @@ class Search:
             for least, needed, choice in self._choices(words, shape, model):
                 if needed <= self.budget:
                     heapq.heappush(queue, (least, needed, next(self._number), choice, shape, model))
-                else:
-                    self.found.small += 1
         if not self._best:
             self._smallest()
         self.found.layouts = self._ranked()
@@ -138,6 +138,7 @@ class Search:
 
     def _smallest(self) -> None:
         """Predict the layouts that need the least memory, up to the first that fits."""
+        self.found.looked = 0  # all are looked at again
         every = (
             (needed, choice, model)
             for _, words, shape, model in self._meshes()
@@ -229,11 +230,16 @@ class Search:
         return replace(model.plan, mesh=shape, strategy=config.strategy, remat=config.remat, tensor=vars(config.tensor))
 
     def _predict(self, words: Words, model: Model) -> None:
+        key = tuple(words.items())
+        if key in self._tried:
+            return
+        self._tried.add(key)
         self.found.predicted += 1
         layout = self._layout(words, model)
         if layout is None:
             return
         if layout.prediction.fits:
+            self.found.fit += 1
             before = self._best.get(layout.kind)
             if before is None or _better(layout, before):
                 self._best[layout.kind] = layout

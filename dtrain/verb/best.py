@@ -46,9 +46,10 @@ def run(words: Sequence[str]) -> int:
         screen.say(screen.figures(rows))
     elif found.least:
         least = found.least
+        smaller = ", or a smaller batch" if least.plan.batch.microbatch > 1 else ""
         screen.say(
             f"none fits. The least memory has {spelled(least.words)}: {report.size(least.peak)} of "
-            f"{report.size(least.prediction.budget)}. Type more nodes or devices, or a smaller batch."
+            f"{report.size(least.prediction.budget)}. Type more nodes or devices{smaller}."
         )
     return 0
 
@@ -75,8 +76,8 @@ def _cheapest(config: Config) -> Found:
     found = Found()
     for each in _on_fewer(config):
         found.layouts += each.layouts
-        found.looked, found.small = found.looked + each.looked, found.small + each.small
-        found.predicted += each.predicted
+        for count in ("looked", "predicted", "fit", "small"):
+            setattr(found, count, getattr(found, count) + getattr(each, count))
         found.least = min(filter(None, [found.least, each.least]), key=lambda layout: layout.peak, default=None)
     found.layouts = sorted(found.layouts, key=price_of)[:MOST]
     return found
@@ -113,10 +114,11 @@ def _amount(price: float) -> str:
 
 
 def _counted(found: Found) -> str:
-    return (
-        f"{found.looked:,} layouts looked at: {found.small:,} need too much memory, {found.predicted:,} were "
-        "predicted, the others take longer."
-    )
+    counts = [f"{found.fit:,} fit", f"{found.small:,} need too much memory"]
+    if refused := found.predicted - found.fit - found.small:
+        counts.append(f"{refused:,} break a rule")
+    ruled = f"bounds rule out {found.looked - found.predicted:,}; " if found.looked > found.predicted else ""
+    return f"{found.looked:,} layouts looked at: {ruled}{found.predicted:,} predicted, {', '.join(counts)}"
 
 
 def _facts(layout: Layout) -> dict[str, object]:

@@ -26,6 +26,7 @@ from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
+from dtrain.storage.jsonl import clean
 from dtrain.tracing import shapes_of
 from dtrain.verb import best, why
 
@@ -57,7 +58,9 @@ def run(words: Sequence[str]) -> int:
     if for_tools:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
         screen.say(
-            json.dumps({"plan": plan.decided(), "prediction": prediction.to_dict(), "changes": instead}, indent=1)
+            json.dumps(
+                clean({"plan": plan.decided(), "prediction": prediction.to_dict(), "changes": instead}), indent=1
+            )
         )
         return 0
     missing = [("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)]

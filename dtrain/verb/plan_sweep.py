@@ -13,6 +13,7 @@ from dtrain.planned import Plan
 from dtrain.predict import report
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.secrets import screen
+from dtrain.storage.jsonl import clean
 from dtrain.sweep import foreign, jobs
 from dtrain.sweep.crew import split
 from dtrain.sweep.space import label, words
@@ -40,7 +41,7 @@ def run(given: Sequence[str], *, for_tools: bool) -> int:
     predicted = [(job, plan, predict(plan, shapes_of(plan))) for job, plan in planned]
     if for_tools:
         each = [{"words": words(job.values), "prediction": prediction.to_dict()} for job, _, prediction in predicted]
-        screen.say(json.dumps(each, indent=1))
+        screen.say(json.dumps(clean(each), indent=1))
         return 0
     fit = sum(prediction.fits for _, _, prediction in predicted)
     screen.say(f"{len(predicted)} jobs, of which {fit} fit into memory")

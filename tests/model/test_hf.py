@@ -14,6 +14,7 @@ import dtrain
 from dtrain.errors import DtrainError, WordsError
 from dtrain.model.hf import load
 from dtrain.storage import hub
+from dtrain.tracing import shapes_of
 from dtrain.verb import checkpoint
 from dtrain.verb.evaluate import look_back
 
@@ -44,6 +45,31 @@ def test_what_a_checkpoint_fills_takes_no_memory_but_that_of_its_buffers(folder:
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, theirs.get_buffer(name))
     assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads: 0 in config.json or model.config: no such model"),
+        ({"num_hidden_layers": 1_000_000_000}, "at most 10000 layers can be built"),
+        ({"model_type": "qwen3_vl", "text_config": {"num_hidden_layers": 1e9}}, "at most 10000 layers"),
+    ],
+)
+def test_sizes_that_no_model_has_are_a_sentence(config: dict[str, object], message: str, folder: Path) -> None:
+    with pytest.raises(WordsError, match=message):
+        load(name=str(folder), task="causal_lm", weights="random", config=config)
+
+
+def test_a_vision_transformer_is_planned(tmp_path: Path) -> None:
+    """transformers initialises it by the values of tensors, which a trace does not have."""
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    config.save_pretrained(tmp_path)
+    words = ("model=hf", f"model.name={tmp_path}", "model.task=image_classification", "model.weights=random")
+    for cluster in ("cluster=auto", "cluster=h100x8"):
+        plan = dtrain.plan(*words, cluster, "data=synthetic", "data.inputs=[3,16,16]", "data.outputs=2")
+        assert not shapes_of(plan).unknown
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from dtrain.predict.shapes import Weight
 from dtrain.predict.time import LINK, Time, at_peak, call_seconds
 from dtrain.predict.view import Group, groups
 from dtrain.resolve import resolve
+from dtrain.tracing import shapes_of as traced
 
 LLAMA = "model.vocab=128256 data=synthetic data.vocab=128256 data.sequence=8192 model.kv_heads=8 precision=bf16 strategy=fsdp"
 B8 = f"{LLAMA} model.layers=32 model.width=4096 model.heads=32 model.hidden=14336 cluster=h100x8 remat=selective microbatch=1"
@@ -145,3 +146,25 @@ def test_mfu_of_measured_seconds_counts_as_that_of_the_predicted_ones() -> None:
     prediction = timed(plan)
     assert at_peak(plan) == pytest.approx(prediction.mfu * prediction.seconds)
     assert at_peak(planned("data=synthetic")) is None, "of cores no peak is known"
+
+
+def test_mfu_counts_what_a_step_needs() -> None:
+    """Frozen weights have no gradient, what is below the first trained one has no backward, and what is computed again
+    is no gain.
+    """
+    words = "model.layers=4 model.width=256 model.heads=4 data=synthetic batch=8"
+    whole, again, adapter, upper = (
+        planned(f"{words} {more}")
+        for more in ("", "remat=full", "adapter=lora", "model.freeze=[embed,blocks.0,blocks.1]")
+    )
+    needed = [timed_by_trace(plan) for plan in (whole, again, adapter, upper)]
+    assert needed[0] == pytest.approx(needed[1])
+    assert 0.65 < needed[2] / needed[0] < 0.75, "4 of 6, and the adapter"
+    assert 0.6 < needed[3] / needed[0] < 0.75, "half of the blocks only forward"
+
+
+def timed_by_trace(plan: Plan) -> float:
+    """Useful operations of a step."""
+    time = predict(plan, traced(plan)).time
+    assert time
+    return time.rank_flops * time.seconds

@@ -1,5 +1,7 @@
 """Words of different groups fit together, or are refused before launch."""
 
+import re
+
 import pytest
 from small import plan
 
@@ -121,3 +123,35 @@ def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], message: st
         plan(*words)
     assert message in str(caught.value)
     assert len(caught.value.problems) == 1
+
+
+HF = ("model=hf", "model.name=x", "data=synthetic")
+
+
+@pytest.mark.parametrize(
+    ("words", "objective", "task"),
+    [
+        ((), "next_token", "next_token"),
+        (("model.weights=random", "objective=own"), "own", "next_token"),
+        (("model.task=image_classification", "data.inputs=[3,32,32]"), "classification", "classification"),
+    ],
+)
+def test_synthetic_data_is_what_a_model_of_this_task_reads(words: tuple[str, ...], objective: str, task: str) -> None:
+    decided = plan(*HF, *words)
+    assert (decided.objective["_target_"].split(".")[2], decided.data["task"]) == (objective, task)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.task=masked_lm",), "objective=masked data=text"),
+        (("model.task=classification",), "makes no text with such targets. Type data=jsonl"),
+        (("model.task=classification", "objective=classification"), "makes no text with such targets"),
+        (("model.task=seq2seq",), "makes no text with such targets"),
+        (("objective=regression",), "makes no text with such targets"),
+        (("model.task=image_classification",), "Type data.inputs=[3,224,224], with that size"),
+    ],
+)
+def test_a_task_that_synthetic_data_does_not_have_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(WordsError, match=re.escape(message)):
+        plan(*HF, *words)

@@ -148,3 +148,10 @@ def test_a_strategy_of_ones_own_that_states_no_axis_is_told_how(
         match=r"strategy=axispkg.Plain does not state fill.*Type mesh.dp_replicate=2, or give its class about",
     ):
         plan("strategy._target_=axispkg.Plain", "devices=2", "trust=[axispkg]")
+
+
+def test_more_ranks_than_a_node_has_gpus_are_more_nodes() -> None:
+    words = ("cluster=h100x8", "strategy=fsdp", "model.heads=16", "model.width=256", "model.layers=8", "batch=64")
+    with pytest.raises(WordsError, match=r"nodes x devices = 2 x 8 = 16\. Type nodes=8 or"):
+        plan(*words, "nodes=2", "mesh.tp=16", "mesh.pp=4")
+    assert plan(*words, "nodes=8", "mesh.tp=16", "mesh.pp=4").world == 64

@@ -1,6 +1,8 @@
 """How many ranks, on what, talking through what, started by whom."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from small import CPUS, plan
@@ -9,6 +11,7 @@ from dtrain.cluster import Cluster, detect
 from dtrain.cluster.allocation import External
 from dtrain.errors import WordsError
 
+CONF = Path(__file__).parents[2] / "conf"
 GPUS = Cluster(gpus=4, cpus=8)
 PODS, UNCOUNTED = External(1, 2, 0, kind="nodes"), External(5, 0, 0, kind="nodes")
 """One of two nodes, and one of as many as the word `nodes` says."""
@@ -176,3 +179,35 @@ def test_a_batch_made_of_its_parts_stays_that_of_all_nodes() -> None:
 def test_ranks_of_torchrun_take_the_plan_of_the_nodes_that_are_there() -> None:
     decided = plan("nodes='1:2'", on=Cluster(gpus=0, cpus=8, external=External(rank=1, world=2, local_world=2)))
     assert (decided.nodes, decided.devices, decided.others) == (1, 2, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("cluster=a100x8", "precision=fp8"),
+            "precision=fp8: cluster=a100x8 has no products in fp8, only in fp32, tf32, bf16, fp16. Type precision=bf16.",
+        ),
+        (("cluster=v100x8", "precision=bf16"), "no products in bf16, only in fp32, fp16. Type precision=fp16."),
+        (("cluster=v100x8", "precision=bf16_true"), "no products in bf16"),
+        (("cluster=v100x8", "precision=tf32"), "no products in tf32"),
+    ],
+)
+def test_a_precision_that_the_gpus_lack_is_refused(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = (CONF / "cluster/a100x8.yaml").read_text()
+    older = re.sub("flops: {.*?}", "flops: {fp32: 1.57e+13, fp16: 1.25e+14}", word)
+    (tmp_path / "conf/cluster").mkdir(parents=True)
+    (tmp_path / "conf/cluster/v100x8.yaml").write_text(older)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WordsError, match=re.escape(message)):
+        plan(*words)
+    for precision in ("auto", "fp32", "fp16"):
+        assert plan("cluster=v100x8", f"precision={precision}").device == "cuda"
+
+
+@pytest.mark.parametrize("word", ["a100x8", "h100x8", "h200x8", "b200x8", "l40sx8", "mi300x8"])
+def test_every_gpu_has_the_types_that_it_states(word: str) -> None:
+    for precision in ("fp32", "tf32", "bf16", "bf16_true", "fp16", *["fp8"] * (word != "a100x8")):
+        assert plan(f"cluster={word}", f"precision={precision}", "strategy=fsdp", "batch=8").device == "cuda"

@@ -118,6 +118,17 @@ def test_without_a_price_there_is_no_cost(words: tuple[str, ...], said: str) -> 
 def test_where_none_fits_the_one_that_needs_the_least_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     _, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=200")
     assert sentence.startswith("none fits. The least memory has strategy=")
+    assert sentence.endswith("Type more nodes or devices."), "a microbatch of one sample cannot be smaller"
+    *_, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=200", "microbatch=2")
+    assert sentence.endswith("Type more nodes or devices, or a smaller batch.")
+
+
+@pytest.mark.parametrize("more", [(), ("nodes=1", "devices=1", "model.layers=200")])
+def test_each_layout_is_counted_once(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    counted = rows(capsys, *B8, *more)[0]
+    looked, *ruled = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", counted)]
+    out, predicted, *ends = ruled if "rule out" in counted else [0, *ruled]
+    assert looked == out + predicted and predicted == sum(ends)
 
 
 def test_a_strategy_of_ones_own_is_one_layout() -> None:

@@ -34,6 +34,14 @@ def test_a_row_is_what_the_plan_of_its_words_predicts(capsys: pytest.CaptureFixt
     assert heads.split("  ")[-1] == "words that vary"
 
 
+@pytest.mark.parametrize("words", [("plan", "json"), ("plan", "json", "-m", "batch=8,16")])
+def test_json_has_no_number_without_end(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "cluster=h100x8", "cluster.bandwidth=1e-320"]) == 0
+    shown = capsys.readouterr().out
+    json.loads(shown, parse_constant=lambda name: pytest.fail(name))
+    assert '"seconds": null' in shown
+
+
 def test_a_table_of_long_words_fits_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     words = [

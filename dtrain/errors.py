@@ -115,7 +115,7 @@ def an(value: object) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint such as ` Did you mean strategy=fsdp?`, or the allowed words if none is similar; of very many the first."""
+    """A hint such as ` Did you mean strategy=fsdp?`, or allowed words if none is similar; of very many the first."""
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
     near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)

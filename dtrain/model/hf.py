@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dtrain.errors import PreflightError, StoreError, WordsError, an, first_line, nearest
 from dtrain.model.head import base_of, begin_anew
@@ -121,7 +121,7 @@ def _without_values() -> AbstractContextManager[None]:
     """In a trace, parameters are not initialised: some of transformers' ways to do it read the values of tensors."""
     from transformers.initialization import no_init_weights
 
-    return no_init_weights() if active_fake_mode() else nullcontext()
+    return no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext()
 
 
 @contextmanager

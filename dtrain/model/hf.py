@@ -121,7 +121,7 @@ def _without_values() -> AbstractContextManager[None]:
     """In a trace, parameters are not initialised: some of transformers' ways to do it read the values of tensors."""
     from transformers.initialization import no_init_weights
 
-    return no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext()
+    return no_init_weights() if isinstance(torch.empty(0, device="cpu"), FakeTensor) else nullcontext()
 
 
 @contextmanager

@@ -106,6 +106,18 @@ def test_what_is_asked_of_some_gpus_of_a_host_is_a_plan_for_those(
     assert {resolve(compose(words), host).nodes for words in asked} == {1}, "the loop by hand has the GPUs of one host"
 
 
+@pytest.mark.parametrize("chunk", ["auto", "0"])
+def test_the_runs_of_the_figures_are_plans_for_one_gpu(chunk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    from tests.gpu import figures
+
+    for words in figures.RUNS.values():
+        decided = resolve(
+            compose([*figures.COMMON.split(), *words.split(), f"objective.chunk={chunk}"]), Cluster(gpus=1, cpus=16)
+        )
+        assert decided.device == "cuda" and decided.objective["chunk"] == (chunk if chunk == "auto" else 0)
+
+
 def test_communication_counts_as_hidden_while_another_kernel_runs() -> None:
     compute = [(False, 0.0, 10.0), (False, 5.0, 12.0), (False, 20.0, 30.0)]
     assert hidden([*compute, (True, 8.0, 16.0), (True, 28.0, 32.0)]) == pytest.approx((4 + 2) / 12)

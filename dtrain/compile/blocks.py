@@ -21,7 +21,7 @@ def build(*, mode: str) -> Compile:
         importlib.import_module("torch._inductor.cudagraph_trees")
 
     # the backward recomputes inputs of products from what the forward saves anyway: a third less is saved, at no cost
-    # in time (tests/bench/RESULTS.md, "A GPU")
+    # in time (tests/bench/RESULTS.md, "GPU")
     config.ban_recompute_materialized_backward = False
 
     def wrap(blocks: Sequence[nn.Module]) -> None:

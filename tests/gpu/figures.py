@@ -36,7 +36,7 @@ RUNS = {
     "124M, fp32": f"{GPT2} batch=16 microbatch=16 precision=fp32 compile=blocks",
 }
 COMMON = (
-    "model=gpt data=synthetic data.vocab=50000 strategy=single log.every=1 logger=[] evaluate.every=0 checkpoint.every=1000 resume=never "
+    "model=gpt data=synthetic objective=next_token data.vocab=50000 strategy=single log.every=1 logger=[] evaluate.every=0 checkpoint.every=1000 resume=never "
     f"steps={STEPS} trust=[gpu] hook.kept._target_=gpu.models.Kept"
 )
 

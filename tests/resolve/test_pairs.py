@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from resolve.test_search import planned
+from resolve.test_search import found as searched
 
 from dtrain.build import build
 from dtrain.cluster import Cluster
@@ -39,14 +39,6 @@ PAIRS = [
     ("405B", "cluster=b200x8 nodes=128 batch=1024"), ("moe 47B", "cluster=h100x8 nodes=8 batch=128"), ("moe 47B", "cluster=h200x8 nodes=4 batch=64"), ("moe 7B", "cluster=h100x8 batch=64"),
 ]  # fmt: skip
 COMMON = "data=synthetic precision=auto"
-
-
-def searched(monkeypatch: pytest.MonkeyPatch, words: str) -> Search:
-    searches = []
-    run = Search.run
-    monkeypatch.setattr(Search, "run", lambda search: (searches.append(search), run(search))[1])
-    planned(words)
-    return searches[-1]
 
 
 @pytest.mark.campaign("fuzz")

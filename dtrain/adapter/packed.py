@@ -109,10 +109,10 @@ def _offline() -> Iterator[None]:
         yield
         return
     sys.modules["kernels"] = None  # type: ignore[assignment]
-    level, logger = logging.root.manager.disable, logging
-    logger.disable(logging.WARNING)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logger.disable(level)
+        logging.disable(level)
         del sys.modules["kernels"]

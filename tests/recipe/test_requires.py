@@ -36,8 +36,8 @@ def test_devices_are_those_of_a_node() -> None:
     assert "a GPU here has 80 GiB" in missing("requires.memory=81", on=gpu)[0]
 
 
-def test_each_requirement_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["requires.gpus=4096", "requires.memory=1000000"]) == 3
+def test_each_requirement_is_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["requires.gpus=4096", "requires.memory=1000000", f"out={tmp_path}/run"]) == 3
     assert [line.split("=")[0] for line in capsys.readouterr().err.splitlines()] == [
         "dtrain: requires.gpus",
         "dtrain: requires.memory",

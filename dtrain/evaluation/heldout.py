@@ -104,9 +104,9 @@ def evaluate(
             idle = begin >= len(indices)
             mine = indices[:1] if idle else indices[begin : begin + microbatch]
             batch = source.take(mine, np.zeros_like(mine))
-            if context:
+            if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
-                batch = context.split(batch)
+            batch = context.split(batch) if context else batch
             counted = 0 if idle else objective.count(batch)
             batch = to_device(batch, mesh.device)
             compile.begin()

@@ -22,6 +22,7 @@ from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.split_check import check_split
+from dtrain.parallel.tensor_check import check_tensors
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
 
@@ -124,14 +125,15 @@ def _backward(loss: Tensor) -> None:
 def check(
     model: nn.Module, objective: Objective, batch: Batch, context: Context | None, mesh: Mesh, precision: Precision
 ) -> None:
-    """Check a model before its first packed rows, and before its sequence is split for the first time. Raises
-    WordsError if it mixes documents, or if parts of a sequence give other outputs.
+    """Check a model before its first packed rows, and before its matrices or its sequence are split for the first time.
+    Raises WordsError if it mixes documents, or if parts give other numbers than the whole.
     """
 
     def forward(batch: Batch, context: Context | None = None) -> Any:
         with precision.autocast(mesh.device), context.active() if context else nullcontext():
             return call(model, inputs_of(objective, batch, context))
 
+    check_tensors(model, batch, forward, mesh=mesh, precision=precision)
     if is_packed(batch["inputs"]) and not (context and context.checked):
         check_documents(model, batch, forward, mesh=mesh, precision=precision)
     if context:

@@ -16,7 +16,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import own_class
 from dtrain.model.documents import POSITIONS
 from dtrain.objective import answer
-from dtrain.parallel.split_check import ROWS, _distance, _quiet, _tolerance
+from dtrain.parallel.checks import distance, first_rows, quiet, tolerance_of
 from dtrain.precision import Precision
 
 LAYERS = 10
@@ -27,30 +27,24 @@ def check_documents(
     model: nn.Module, batch: Any, forward: Callable[[Any], Any], *, mesh: Mesh, precision: Precision
 ) -> None:
     """All ranks of the mesh call it. Raises WordsError if the outputs of a document depend on another."""
-    some = {name: _first(part) for name, part in batch.items()}
+    some = first_rows(batch)
     positions = some["inputs"][POSITIONS]
     T = positions.shape[1]
     # the place of the second document of each row; 0 if there is one alone
     second = ((positions == 0).cumsum(1) < 2).sum(1) % T
     places = (torch.arange(T, device=positions.device) + second[:, None]) % T
-    with _quiet(model):
+    with quiet(model):
         here = answer(forward(some)).detach()
         there = answer(forward({name: _rolled(part, places) for name, part in some.items()})).detach()
     index = places.view(*places.shape, *[1] * (here.ndim - 2)).expand_as(here)
-    off = _distance(here.gather(1, index), there, here)
+    off = distance(here.gather(1, index), there, here)
     worst = max(mesh.gather(off)) if mesh.world > 1 else off
-    if worst > LAYERS * _tolerance(precision, mesh.device):
+    if worst > LAYERS * tolerance_of(precision, mesh.device):
         raise WordsError(
             f"data.packing=pack: {own_class(model).__name__} takes position_ids, but its outputs for a document depend "
             f"on the others of the row (by {worst:.1g} of the largest). It attends across documents or carries a state "
             "from one to the next. Type data.packing=none."
         )
-
-
-def _first(part: Any) -> Any:
-    if isinstance(part, Tensor):
-        return part[:ROWS]
-    return {name: _first(value) for name, value in part.items()}
 
 
 def _rolled(part: Any, places: Tensor) -> Any:

@@ -7,32 +7,25 @@ part of them; every module gets the inputs of the whole run, so that only its ow
 names it.
 """
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import like, local
-from dtrain.model import evaluating, own_class
+from dtrain.model import own_class
 from dtrain.objective import answer
+from dtrain.parallel.checks import distance, first_rows, hooked, modules, quiet, tolerance_of
 from dtrain.parallel.context import Context, length_of
-from dtrain.parallel.pipeline import Pipeline
 from dtrain.precision import Precision
 
-TOKENS, CHUNK, ROWS = 256, 16, 2
-"""Tokens in the check, tokens per chunk if that is more, and samples; of the first batch."""
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""The rounding of one module, relative to its largest value."""
-FP8 = 0.2
+TOKENS, CHUNK = 256, 16
+"""Tokens in the check, and tokens per chunk if that is more; of the first batch."""
 
 Forward = Callable[[Any, Context | None], Any]
 """(batch, context) -> outputs of the model"""
@@ -51,8 +44,8 @@ def check_split(
     if context.checked:
         return
     short, length = _shortened(batch, context.size)
-    part, tolerance = context.split(short), _tolerance(precision, mesh.device)
-    with _quiet(model):
+    part, tolerance = context.split(short), tolerance_of(precision, mesh.device)
+    with quiet(model):
         try:
             whole = _Whole(model, lambda: forward(short, None))
         except Exception as error:
@@ -83,15 +76,7 @@ def _shortened(batch: Any, size: int) -> tuple[Any, int]:
     """(the first tokens of the first samples, enough to cross every border between chunks; their number)."""
     T = length_of(batch["inputs"], size)
     length = min(T, 2 * size * max(CHUNK, TOKENS // (2 * size)))
-
-    def cut(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {name: cut(value) for name, value in part.items()}
-        if not isinstance(part, Tensor) or not part.ndim:
-            return part
-        return part[:ROWS, :length] if part.ndim >= 2 and part.shape[1] == T else part[:ROWS]
-
-    return cut(batch), length
+    return first_rows(batch, T, length), length
 
 
 class _Whole:
@@ -110,7 +95,7 @@ class _Whole:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             self.outputs[running.pop()] = _kept(output)
 
-        with _hooked(model, before, after):
+        with hooked(model, before, after):
             self.answer = answer(run()).cpu()
 
     def unlike(self, other: "_Whole", tolerance: float) -> frozenset[Key]:
@@ -118,7 +103,7 @@ class _Whole:
         keys = set[Key]()
         for key, values in self.outputs.items():
             for a, b in zip(values, other.outputs.get(key, ()), strict=False):
-                if a is not None and b is not None and _distance(a, b, a) > tolerance:
+                if a is not None and b is not None and distance(a, b, a) > tolerance:
                     keys.add(key)
         return frozenset(keys)
 
@@ -154,7 +139,7 @@ class Comparison:
         return "unknown", part
 
     def _near(self, a: Tensor, b: Tensor, reference: Tensor) -> bool:
-        return _distance(a, b, reference) <= self.tolerance
+        return distance(a, b, reference) <= self.tolerance
 
 
 @dataclass
@@ -181,7 +166,7 @@ class _Part:
     def differs(self, run: Callable[[], Any]) -> str | None:
         """The first module whose own computation differs, or None."""
         names = {
-            id(module): f"{name or 'the model'} ({own_class(module).__name__})" for name, module in _modules(self.model)
+            id(module): f"{name or 'the model'} ({own_class(module).__name__})" for name, module in modules(self.model)
         }
         counts: Counter[int] = Counter()
 
@@ -190,7 +175,7 @@ class _Part:
             counts[id(module)] += 1
             self._frames.append(_Frame(names[id(module)], self._agrees(key, args, kwargs), key))
 
-        with _hooked(self.model, before, lambda module, args, output: self._judge(self._frames.pop(), output)):
+        with hooked(self.model, before, lambda module, args, output: self._judge(self._frames.pop(), output)):
             try:
                 logits = answer(run())
             except WordsError:
@@ -233,64 +218,7 @@ class _Part:
         return tree_unflatten([value for _, value in compared], spec)
 
 
-def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(name in the model, module), without wrappers."""
-    roots = [model.module if isinstance(model, DistributedDataParallel) else model]
-    if isinstance(model, Pipeline):
-        roots = [stage.model for stage in model.stages.values()]
-    return list({id(module): (name, module) for root in roots for name, module in root.named_modules()}.values())
-
-
-@contextmanager
-def _hooked(model: nn.Module, before: Callable[..., None], after: Callable[..., Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for _, module in _modules(model):
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(after).remove)
-        yield
-
-
-@contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """`evaluating` without compilers; afterwards all buffers and generators of the model are as before."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    attributes = [value for module in model.modules() for value in vars(module).values()]
-    generators = [(value, value.get_state()) for value in attributes if isinstance(value, torch.Generator)]
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            yield
-        finally:
-            for buffer, value in buffers:
-                buffer.copy_(value)
-            for generator, state in generators:
-                generator.set_state(state)
-
-
 def _kept(tree: Any) -> list[Tensor | None]:
     return [
         local(leaf).detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(tree)
     ]
-
-
-def _distance(a: Tensor, b: Tensor, reference: Tensor) -> float:
-    """The largest difference, relative to the largest value of the reference; inf if rounding cannot explain it."""
-    b = b.detach().to(a.device)
-    same = (a == b) | (a.isnan() & b.isnan())
-    if same.all():
-        return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return float("inf")
-    wide = torch.promote_types(a.dtype, torch.float32)
-    most = (a.to(wide) - b.to(wide)).abs().masked_fill(same, 0.0).max()
-    return float("inf") if most.isnan() else (most / reference.to(wide).abs().nan_to_num(0.0, 0.0, 0.0).max()).item()
-
-
-def _tolerance(precision: Precision, device: torch.device) -> float:
-    """On a GPU fp32 products may be rounded to TF32, whose precision is that of fp16."""
-    if precision.convert is not None:
-        return FP8
-    least = TOLERANCES[torch.float16] if device.type == "cuda" else 0.0
-    return max(least, TOLERANCES.get(precision.param, 3e-2), TOLERANCES.get(precision.compute, 3e-2))

@@ -6,10 +6,13 @@ part, -> styles. Modules without a style, and the experts of a Hugging Face mode
 with `loss=split` the logits stay split over the vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +37,33 @@ GATHERED = ("colwise_gather_output", "colwise_rep")
 """Styles of a matrix whose outputs are gathered on every rank."""
 
 
+@dataclass(frozen=True)
+class Split:
+    """How a style has split a module: the keys of its hooks there. `parts`: what the module is given or returns is this
+    rank's part of the heads or of the width. `sequence`: what lies between such modules is a part of the sequence.
+    """
+
+    before: frozenset[int]
+    after: frozenset[int]
+    parts: bool
+    sequence: bool
+
+
+SPLIT: WeakKeyDictionary[nn.Module, Split] = WeakKeyDictionary()
+"""The modules that `apply` has split."""
+
+
 def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> None:
     """Split the modules of the model's table in place. Raises WordsError as `styles` does, and for a weight that would
     be split in two ways.
     """
     chosen, tied = styles(model, mesh.size(), sequence=sequence, loss=loss), _tied(model)
+    hooks = {name: _hooks(model.get_submodule(name)) for name in chosen}
     parallelize_module(model, mesh, chosen)
+    for name, (before, after) in hooks.items():
+        module = model.get_submodule(name)
+        now = _hooks(module)
+        SPLIT[module] = Split(now[0] - before, now[1] - after, _parted(chosen[name]), sequence == "split")
     for (first, name), *others in tied:
         for module, other in others:
             weight, copy = getattr(first, name), getattr(module, other)
@@ -65,7 +89,8 @@ class Outside(TorchFunctionMode):
 
     def watch(self) -> None:
         def begin(*_: Any) -> None:
-            first.remove()
+            if torch.is_grad_enabled():
+                first.remove()
             self._open = all(module._compiled_call_impl is None for module in self._model.modules())
             if self._open:
                 self.__enter__()  # type: ignore[no-untyped-call]
@@ -171,6 +196,36 @@ def plan_of(model: nn.Module) -> Mapping[str, str]:
     """The table of a model, or of the model that it wraps, by names from the root; empty if there is none."""
     all_tables = tables(model, "tp_plan", "_tp_plan")
     return {f"{prefix}{name}": style for prefix, table in all_tables for name, style in table.items()}
+
+
+def _hooks(module: nn.Module) -> tuple[frozenset[int], frozenset[int]]:
+    return frozenset(module._forward_pre_hooks), frozenset(module._forward_hooks)
+
+
+def _parted(style: ParallelStyle) -> bool:
+    """Whether a module of this style is given or returns a part of the heads or of the width."""
+    if type(style) is ColwiseParallel:
+        return style.output_layouts == (Shard(-1),)
+    if type(style) is RowwiseParallel:
+        return style.input_layouts == (Shard(-1),)
+    return isinstance(style, PerHead | SharedKey)
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """A context in which the styles of the split modules in `model` do nothing, for weights that are whole."""
+    kept = list[tuple[dict[int, Any], int, Any]]()
+    for module in model.modules():
+        if split := SPLIT.get(module):
+            kept += [(module._forward_pre_hooks, key, module._forward_pre_hooks[key]) for key in split.before]
+            kept += [(module._forward_hooks, key, module._forward_hooks[key]) for key in split.after]
+    for hooks, key, _ in kept:
+        hooks[key] = lambda *_: None
+    try:
+        yield
+    finally:
+        for hooks, key, hook in kept:
+            hooks[key] = hook
 
 
 def _styles(sequence: bool, loss: bool, shared_key: int) -> dict[str, Callable[[], ParallelStyle] | None]:

@@ -109,7 +109,7 @@ def places() -> dict[str, set[str]]:
 
 MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
-    "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill", "model/seeds.py:fill"),
+    "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill", "model/seeds.py:fill", "parallel/replay.py:Call._value", "parallel/tensor_check.py:_Watch._gradients"),
     "crosses by gloo, and waits for no device": (
         "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
@@ -161,7 +161,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
@@ -178,7 +178,7 @@ WAITS_FOR = {
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
         "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
-        "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
+        "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/checks.py:distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",
     ),
@@ -189,7 +189,7 @@ CUDA = {
     "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
         "compile/blocks.py:build", "parallel/kernels.py:kernel_of",
-        "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
+        "parallel/checks.py:tolerance_of", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
         "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/formulas.py:_transformer", "predict/formulas.py:shapes", "planned.py:", "predict/memory.py:_update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",

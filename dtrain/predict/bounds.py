@@ -66,7 +66,7 @@ class Bounds:
         mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
         axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
         sample: Sample = known.get(work := (_sample, axes, point.options)) or self._first(work, point)
-        sent: Sent = known.get(wires := (_data, axes, data)) or self._first(wires, point)
+        sent: Data = known.get(wires := (_data, axes, data)) or self._first(wires, point)
         launches = sample.launches * count
         spent = sample.seconds * point.microbatch * count
         busy = (spent + launches if sample.beside else max(spent, launches)) / mesh.pp
@@ -84,14 +84,14 @@ class Bounds:
         """Bytes that the fullest rank holds at least."""
         mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
         axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
-        saved: Saved = known.get(kept := (_saved, axes, point.options)) or self._first(kept, point)
-        state: State = known.get(at_rest := (_state, axes, data)) or self._first(at_rest, point)
+        sample: Sample = known.get(work := (_sample, axes, point.options)) or self._first(work, point)
+        state: Data = known.get(at_rest := (_data, axes, data)) or self._first(at_rest, point)
         unreduced = holding.shards and (mesh.pp > 1 or (count > 1 and not holding.every))
-        gradients = (state.unreduced if unreduced else state.gradients) / mesh.pp
+        gradients = (state.unreduced if unreduced else state.reduced) / mesh.pp
         gathered = state.gathered if holding.shards and not holding.frees else 0.0
         few = min(count, FEW * mesh.pp)
         part: float = known.get(pipe := (point.order, mesh.pp, few)) or self._flying(pipe)
-        activations = saved.bytes * point.microbatch * part
+        activations = sample.saved * point.microbatch * part
         both = activations + gradients if count > 1 else max(activations, gradients)
         return (state.kept + gathered) / mesh.pp + both
 
@@ -117,12 +117,14 @@ class Bounds:
 
 class Sample(NamedTuple):
     """Seconds in which a rank computes and waits for the communication of a sample, and in which it starts the
-    operators of a microbatch; `beside`: one after the other.
+    operators of a microbatch; `beside`: one after the other. `saved`: bytes of activations that a sample keeps for its
+    backward.
     """
 
     seconds: float
     launches: float
     beside: bool
+    saved: float
 
 
 def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
@@ -131,65 +133,48 @@ def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
     calls = tuple(call for call in collectives(many, shapes) if call.what != "gradients")
     waits = sum(blocking_seconds(many, machine, calls, starts=False).values())  # a call is of a microbatch
     computing = sum(compute_seconds(many, shapes, shapes.blocks, machine))
-    return Sample((computing + waits) / MANY, starts, plan.device == "cpu")
-
-
-class Sent(NamedTuple):
-    """Seconds in which weights are gathered once, gradients are reduced once, and an update runs; `contention`: what a
-    second of communication costs that overlaps with compute.
-    """
-
-    weights: float
-    gradients: float
-    update: float
-    contention: float
-
-
-def _data(plan: Plan, shapes: Shapes, machine: Machine) -> Sent:
-    spent = {"weights": 0.0, "gradients": 0.0}
-    for call in of_data_axes(plan, shapes):
-        if call.what in spent and call.axis not in BLOCKING:
-            spent[call.what] += sent_seconds(plan, machine, call, starts=figures_of(plan) is None)
-    return Sent(
-        **spent,
-        update=update_seconds(plan, count_state(plan, shapes.blocks), machine),
-        contention=contention(plan, 1.0),
-    )
-
-
-class State(NamedTuple):
-    """Bytes of weights and of the optimizer's state, of gradients after and before they are reduced, and of gathered
-    weights.
-    """
-
-    kept: float
-    gradients: float
-    unreduced: float
-    gathered: float
-
-
-def _state(plan: Plan, shapes: Shapes, machine: Machine) -> State:
-    away, types, sizes = holding_of(plan).cpu and plan.device != "cpu", types_of(plan), count_state(plan, shapes.blocks)
-    whole = sum(
-        block.count * weight.trained * math.prod(gathered(plan, weight)) * types.param
-        for block in shapes.blocks
-        for weight in block.weights
-    )
-    kept = 0 if away else sizes.parameters + sizes.optimizer + sizes.average
-    return State(kept, 0 if away else sizes.gradients, whole, whole / types.param * types.compute)
-
-
-class Saved(NamedTuple):
-    """Bytes of activations that a sample keeps for its backward."""
-
-    bytes: float
-
-
-def _saved(plan: Plan, shapes: Shapes, machine: Machine) -> Saved:
     kept = [fact(plan.remat, "keeps"), fact(plan.compile, "keeps")]
     if kept[0] == "inputs" and not recomputed(plan, shapes.listed):
         kept[0] = "all"
     least = (
         min(block.saved[keeps].of(plan) for keeps in kept) * block.count for block in shapes.blocks if block.listed
     )
-    return Saved(KEPT * sum(least))
+    return Sample((computing + waits) / MANY, starts, plan.device == "cpu", KEPT * sum(least))
+
+
+class Data(NamedTuple):
+    """Seconds in which weights are gathered once, gradients are reduced once, and an update runs; `contention`: what a
+    second of communication costs that overlaps with compute. Bytes of weights and of the optimizer's state (`kept`), of
+    gradients after (`reduced`) and before they are reduced, and of gathered weights.
+    """
+
+    weights: float
+    gradients: float
+    update: float
+    contention: float
+    kept: float
+    reduced: float
+    unreduced: float
+    gathered: float
+
+
+def _data(plan: Plan, shapes: Shapes, machine: Machine) -> Data:
+    spent = {"weights": 0.0, "gradients": 0.0}
+    for call in of_data_axes(plan, shapes):
+        if call.what in spent and call.axis not in BLOCKING:
+            spent[call.what] += sent_seconds(plan, machine, call, starts=figures_of(plan) is None)
+    away, types, sizes = holding_of(plan).cpu and plan.device != "cpu", types_of(plan), count_state(plan, shapes.blocks)
+    whole = sum(
+        block.count * weight.trained * math.prod(gathered(plan, weight)) * types.param
+        for block in shapes.blocks
+        for weight in block.weights
+    )
+    return Data(
+        **spent,
+        update=update_seconds(plan, sizes, machine),
+        contention=contention(plan, 1.0),
+        kept=0 if away else sizes.parameters + sizes.optimizer + sizes.average,
+        reduced=0 if away else sizes.gradients,
+        unreduced=whole,
+        gathered=whole / types.param * types.compute,
+    )

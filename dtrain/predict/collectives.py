@@ -21,7 +21,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict.shapes import Block, Shapes, Split, Weight, stages_of
 from dtrain.predict.state_bytes import gathered
-from dtrain.predict.view import View
+from dtrain.predict.view import View, kinds
 
 STOP_BYTES = 8
 """Two numbers with which ranks agree on a stop."""
@@ -57,9 +57,11 @@ def of_data_axes(plan: Plan, shapes: Shapes) -> tuple[Call, ...]:
 
 
 def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
-    """Collectives of one rank with each pipeline rank."""
+    """Collectives of one rank with each pipeline rank; those of ranks that hold the same are one object."""
     every = stages_of(plan, shapes)
-    return [_of(View(plan, shapes, rank, every)) for rank in range(plan.mesh.pp)]
+    ranks = kinds(plan, every)
+    known = {kind: _of(View(plan, shapes, ranks.index(kind), every)) for kind in dict.fromkeys(ranks)}
+    return [known[kind] for kind in ranks]
 
 
 def _of(view: View, parts: Sequence[Callable[[View], Iterable[Call]]] = ()) -> tuple[Call, ...]:
@@ -76,9 +78,11 @@ def _data(view: View) -> Iterator[Call]:
     if view.holding.shards:
         for stage in view.stages.values():
             yield from _sharded(view, stage)
-        whole = [view.types.param for weight in view.weights if not weight.shape]
+        whole = sum(
+            block.count * (weight.trained and not weight.shape) for block, _ in view.blocks for weight in block.weights
+        )
         if whole:
-            yield Call("batch", "all_reduce", "gradients", 1, sum(whole))
+            yield Call("batch", "all_reduce", "gradients", 1, whole * view.types.param)
     elif view.plan.mesh.pp * view.plan.mesh.tp * view.plan.mesh.ep == 1:
         yield from _ddp(view)
     else:
@@ -153,7 +157,9 @@ def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Itera
 
 def _ddp(view: View) -> Iterator[Call]:
     """DistributedDataParallel: buckets from the last weight to the first."""
-    sizes = [weight.count * view.types.param for weight in view.weights]
+    sizes = list[int]()
+    for block, _ in view.blocks:
+        sizes += [weight.count * view.types.param for weight in block.weights if weight.trained] * block.count
     if sizes:
         yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))
 
@@ -161,9 +167,11 @@ def _ddp(view: View) -> Iterator[Call]:
 def _averaged(view: View) -> Iterator[Call]:
     """Collectives of dtrain.strategy.ddp.average after the backward, used together with other axes."""
     sizes: dict[str, list[int]] = {"batch": [], "expert_shard": []}
-    for weight in view.weights:
-        axis = "expert_shard" if weight.experts and view.plan.mesh.ep > 1 else "batch"
-        sizes[axis].append(math.prod(gathered(view.plan, weight)) * view.types.param)
+    for block, _ in view.blocks:
+        for axis, each in sizes.items():
+            apart = axis == "expert_shard"
+            mine = [one for one in block.weights if one.trained and (one.experts and view.plan.mesh.ep > 1) == apart]
+            each += [math.prod(gathered(view.plan, weight)) * view.types.param for weight in mine] * block.count
     for axis, each in sizes.items():
         if each:
             yield Call(axis, "all_reduce", "gradients", _buckets(each, _bucket(view.plan)), sum(each))
@@ -301,9 +309,9 @@ def _pipeline(view: View) -> Iterator[Call]:
 
 def _optimizer(view: View) -> Iterator[Call]:
     needs, size = fact(view.plan.optim, "needs"), view.groups["dp_shard"].size if view.holding.shards else 1
-    for weight in view.weights:
-        if needs == "matrices" and weight.hidden:
-            yield from _muon(view, weight, size)
+    if needs == "matrices":
+        for weight in view.weights:
+            yield from _muon(view, weight, size) if weight.hidden else ()
     if needs == "statistics":
         alike: dict[tuple[bool, bool], list[Weight]] = {}
         for weight in view.weights:

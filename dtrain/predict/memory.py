@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import reference
-from dtrain.predict.peak_memory import Moment, Sizes, moments, pipelined, sizes_of
+from dtrain.predict.peak_memory import Flight, Moment, Sizes, flight, moments, pipelined, sizes_of
 from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
+from dtrain.predict.view import kinds
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,39 @@ def classes(plan: Plan, shapes: Shapes) -> list[Memory]:
     """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
     stages, every = stages_of(plan, shapes), list[tuple[Sequence[Block], Sequence[Sizes]]]()
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    places = dict.fromkeys(owners, 0)
+    places, known = dict.fromkeys(owners, 0), dict[tuple[int, int], list[Sizes]]()
     for stage, owner in zip(stages, owners, strict=True):
-        every.append((stage, list(sizes_of(plan, shapes, stage, places[owner]))))
+        key = id(stage), places[owner]
+        known[key] = known.get(key) or list(sizes_of(plan, shapes, stage, places[owner]))
+        every.append((stage, known[key]))
         places[owner] += sum(block.count for block in stage if block.listed)
-    return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
+    ranks = kinds(plan, stages)
+    shares = {kind: _rank_bytes(plan, shapes, every, ranks.index(kind)) for kind in dict.fromkeys(ranks)}
+    return [_of_rank(plan, shapes, shares[kind], rank) for rank, kind in enumerate(ranks)]
 
 
-def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], Sequence[Sizes]]], rank: int) -> Memory:
+@dataclass(frozen=True)
+class RankBytes:
+    """Memory of pipeline ranks of one kind. `frozen`: bytes of a reference model; `base`: what is there all the time;
+    `update`: what the optimizer's step adds.
+    """
+
+    sizes: Sequence[Sequence[Sizes]]
+    flights: Sequence[Flight]
+    state: StateBytes
+    frozen: int
+    buffers: float
+    base: Moment
+    update: Moment
+
+
+def _rank_bytes(
+    plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], Sequence[Sizes]]], rank: int
+) -> RankBytes:
     """`every`: the blocks of every pipeline stage, and their sizes."""
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
-    stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
-    blocks, sizes = [block for stage, _ in stages for block in stage], [each for _, each in stages]
+    mine = [stage for stage, owner in enumerate(owners) if owner == rank]
+    blocks, sizes = [block for stage in mine for block in every[stage][0]], [every[stage][1] for stage in mine]
     state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     pp, cp = plan.mesh.pp, plan.mesh.cp
     buffers = shapes.buffers / pp + shapes.tables / cp + shapes.sample * plan.batch.local / cp
@@ -68,18 +90,26 @@ def _of_rank(plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], 
     frozen = reference.held(plan, shapes, state)
     base |= {} if away else {"reference": frozen}
     base["reference's logits"] = reference.logits(plan, shapes)
-    handed = [each[-1].passes for _, each in every]
-    timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
     update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}
-    timeline.append(("optimizer step", update))
-    when, moment = max(((when, base | moment) for when, moment in timeline), key=lambda each: sum(each[1].values()))
+    handed = [each[-1].passes for _, each in every]
+    flights = [flight(plan, shapes, every[stage][1], stage, handed) for stage in mine] if pp > 1 else []
+    return RankBytes(sizes, flights, state, frozen, buffers, base, update)
+
+
+def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
+    state, away = share.state, holding_of(plan).cpu and plan.device != "cpu"
+    one = plan.mesh.pp == 1
+    timeline = [*(moments(plan, share.sizes[0]) if one else pipelined(plan, shapes, share.sizes, share.flights, rank))]
+    timeline.append(("optimizer step", share.update))
+    whole = ((when, share.base | moment) for when, moment in timeline)
+    when, moment = max(whole, key=lambda each: sum(each[1].values()))
     activations = max(moment.get("activations", 0.0) for _, moment in timeline)
     local = state.parameters + state.optimizer + state.average
     return Memory(
-        state.parameters, state.gradients, state.optimizer, round(activations), round(buffers),
-        round(sum(moment.values())), when, f"pp rank {rank}" if plan.mesh.pp > 1 else "",
+        state.parameters, state.gradients, state.optimizer, round(activations), round(share.buffers),
+        round(sum(moment.values())), when, "" if one else f"pp rank {rank}",
         {name: round(size) for name, size in moment.items() if size >= 1},
-        local + away * (state.all - state.average + frozen), 2 * local * bool(plan.checkpoint.get("memory")),
+        local + away * (state.all - state.average + share.frozen), 2 * local * bool(plan.checkpoint.get("memory")),
         not shapes.unknown,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 from dtrain.planned import MeshShape, Plan
+from dtrain.predict.prediction import predict
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import gathered, holding_of, piece, shards_of
 
@@ -24,14 +25,14 @@ def padding(plan: Plan, shapes: Shapes) -> float:
 
 
 def sentence(plan: Plan, shapes: Shapes) -> str:
-    """How much of what is sharded is padding, and the words that leave less; empty if it is little."""
+    """How much of what is sharded is padding, and the words that leave less and fit; empty if it is little."""
     if not holding_of(plan).shards or (now := padding(plan, shapes)) <= MOST:
         return ""
     ranks = plan.mesh.dp_shard * plan.mesh.cp
     text = f"{ranks} ranks share weights of fewer rows: padding adds {now:.0%} to their bytes"
     for mesh in _copies(plan.mesh):
         then = padding(replace(plan, mesh=mesh), shapes)
-        if then <= MOST:
+        if then <= MOST and predict(replace(plan, mesh=mesh), shapes).fits:
             words = f"mesh.dp_replicate={mesh.dp_replicate} mesh.dp_shard={mesh.dp_shard}"
             return f"{text}. Type {words}: {mesh.dp_replicate} copies, as strategy=hsdp has them, add {then:.0%}"
     return text

@@ -12,12 +12,12 @@ FSDP2 gathers, frees and reduces.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.schedule import actions
+from dtrain.predict.schedule import first_rounds, spots
 from dtrain.predict.shapes import Block, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
@@ -242,18 +242,35 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Flight:
+    """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
+    `sent` to the next stage. In its backward: the gradient that was `received`, live memory of a block, then the
+    gradient sent (`returned`), and memory that waits for the weight backward (`left`).
+
+    `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
+    one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
+    `leads`: it is the first stage of all.
+    """
+
+    saved: float
+    sent: float
+    received: float
+    first: tuple[float, float]
+    later: tuple[float, float]
+    gradients: float
+    returned: float
+    left: float
+    leads: bool
+
+
 def pipelined(
-    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
+    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], flights: Sequence[Flight], rank: int
 ) -> Iterator[tuple[str, Moment]]:
     """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
-    keeps all blocks gathered.
-
-    `handed`: bytes of one microbatch that each stage of the pipeline sends to the next.
+    keeps all blocks gathered. `flights`: of each of the stages.
     """
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
-    mine = dict(zip(_owned(plan, rank), stages, strict=True))
-    returns = shapes.returns.of(plan) * plan.batch.microbatch
-    flights = {stage: _flight(plan, some, stage, handed, returns) for stage, some in mine.items()}
     # inputs of all microbatches, concatenated
     base = {
         "gathered blocks": total(blocks, "whole") if state.shards else 0.0,
@@ -266,35 +283,16 @@ def pipelined(
         yield "reduction", base | {"gradients": total(blocks, "summed"), "gradients on their way": way}
 
 
-@dataclass(frozen=True)
-class Flight:
-    """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
-    `sent` to the next stage. In its backward: the gradient that was `received`, live memory of a block, then the
-    gradient sent (`returned`), and memory that waits for the weight backward (`left`).
-
-    `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
-    one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
-    """
-
-    saved: float
-    sent: float
-    received: float
-    first: tuple[float, float]
-    later: tuple[float, float]
-    gradients: float
-    returned: float
-    left: float
-
-
-def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
-    """Memory of one microbatch in a stage. What comes from another rank is in a receive buffer until it was used; a
-    stage on the same rank gets the tensor itself.
+def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, handed: Sequence[float]) -> Flight:
+    """Memory of one microbatch in a stage of the pipeline. What comes from another rank is in a receive buffer until it
+    was used; a stage on the same rank gets the tensor itself. `handed`: bytes that each stage sends to the next.
 
     The graph below a weight stays alive until its gradient is computed (torch/distributed/pipelining/_backward.py of
     torch 2.13); the first stage leaves everything to the weight backward.
     """
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
+    returns = shapes.returns.of(plan) * plan.batch.microbatch
     saved = total(blocks, "saved") + total(blocks, "casts")
     first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
     for place in places(blocks):
@@ -314,65 +312,56 @@ def _flight(plan: Plan, blocks: Sequence[Sizes], stage: int, handed: Sequence[fl
         total(blocks, "summed"),
         handed[stage - 1] if before else 0.0,
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
+        first,
     )
 
 
-def _in_flight(plan: Plan, flights: Mapping[int, Flight], rank: int) -> Iterator[Moment]:
+def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:
     """The moments of a rank when it holds the most, and when it holds the most activations.
 
     A stage keeps what it sent until it sends again.
     """
-    count, shape = plan.batch.accumulate, plan.pipeline
+    count, shape, pp = plan.batch.accumulate, plan.pipeline, plan.mesh.pp
     if fact(shape.order, "keeps") == "all":
         yield from _all_in_flight(count, flights)
         return
-    few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
-    few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    best, most, begun = Moment(), 0.0, set[int]()
-    flying = sum(each.sent + each.returned for each in flights.values())
-    for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
-        here = flights[stage]
-        if kind == "F":
-            flying += here.saved + here.sent
-            continue
+    always = sum(each.sent + each.returned for each in flights)
+    best, most = Moment(), 0.0
+    for spot in spots(shape, pp, first_rounds(shape, count, pp), rank):
+        here, kind, flying = flights[spot.place], spot.kind, always
+        for each, some, left in zip(flights, spot.flying, spot.left, strict=True):
+            flying += some * (each.saved + each.sent) + left * (each.left + each.received)
         now = flying + here.received * (kind != "W") + here.left * (kind == "I")
-        best = max(best, _backward(flights, begun, stage, now, kind), key=lambda moment: sum(moment.values()))
-        begun |= {stage} if kind != "I" else set()
-        flying += (here.left + here.received) * (kind == "I")  # up to the backward of the weights
-        most = max(most, flying)
-        if kind != "I":
-            flying -= here.saved + here.sent + (here.left + here.received) * (kind == "W")
+        moment = _backward(flights, spot.begun, spot.place, now, kind)
+        best = max(best, moment, key=lambda moment: sum(moment.values()))
+        most = max(most, flying + (here.left + here.received) * (kind == "I"))  # up to the backward of the weights
     yield best
     yield {"activations": most}
 
 
-def _all_in_flight(count: int, flights: Mapping[int, Flight]) -> Iterator[Moment]:
+def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
     """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
-    flying, begun = count * sum(each.saved + each.sent for each in flights.values()), set[int]()
-    for stage in sorted(flights, reverse=True):
-        here = flights[stage]
-        yield _backward(flights, begun, stage, flying + here.received, "B")
-        begun.add(stage)
+    flying, begun = count * sum(each.saved + each.sent for each in flights), [False] * len(flights)
+    for place in reversed(range(len(flights))):
+        here = flights[place]
+        yield _backward(flights, begun, place, flying + here.received, "B")
+        begun[place] = True
         if count > 1:
-            yield _backward(flights, begun, stage, flying - here.saved - here.sent + here.received, "B")
+            yield _backward(flights, begun, place, flying - here.saved - here.sent + here.received, "B")
         flying -= count * (here.saved + here.sent)
 
 
-def _backward(flights: Mapping[int, Flight], begun: Collection[int], stage: int, flying: float, kind: str) -> Moment:
-    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients. The first stage, whose
-    inputs need no gradient, does all of its backward with that of the weights.
+def _backward(flights: Sequence[Flight], begun: Sequence[bool], place: int, flying: float, kind: str) -> Moment:
+    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients. The first stage of
+    all, whose inputs need no gradient, does all of its backward with that of the weights.
     """
-    here = flights[stage]
-    live, way = here.later if stage in begun else here.first
-    if kind == "W" and stage:
+    here = flights[place]
+    live, way = here.later if begun[place] else here.first
+    if kind == "W" and not here.leads:
         live = 0.0
     elif kind == "I":
         way = 0.0
     return {
         "activations": flying + min(0.0, live), "inside a block": max(0.0, live), "gradients on their way": way,
-        "gradients": sum(each.gradients for number, each in flights.items() if number in begun),
+        "gradients": sum(each.gradients for each, done in zip(flights, begun, strict=True) if done),
     }  # fmt: skip
-
-
-def _owned(plan: Plan, rank: int) -> list[int]:
-    return [stage for stage, owner in enumerate(plan.pipeline.owners(plan.mesh.pp)) if owner == rank]

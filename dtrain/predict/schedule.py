@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import le
 from typing import Any, NamedTuple
 
 from dtrain.build import build
+from dtrain.config.facts import fact
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
 
@@ -33,9 +35,10 @@ ROUNDS = 4
 """Microbatches for each rank of a pipeline after which its schedule repeats itself."""
 
 
-def first_rounds(microbatches: int, pp: int) -> int:
+def first_rounds(shape: PipelineShape, microbatches: int, pp: int) -> int:
     """Number of microbatches to simulate, if the others run as the last of these."""
-    return microbatches if microbatches % pp else min(microbatches, ROUNDS * pp)
+    size = microbatches // max(1, microbatches // pp) if fact(shape.order, "rounds") else pp
+    return min(microbatches, ROUNDS * size)
 
 
 @dataclass(frozen=True)
@@ -77,21 +80,34 @@ def orders(shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Actio
 
 @lru_cache(maxsize=64)
 def _orders(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Action, ...]]:
-    ranks = [actions(shape, pp, microbatches, rank) for rank in range(pp)]
+    ranks, owners = [actions(shape, pp, microbatches, rank) for rank in range(pp)], shape.owners(pp)
+    for rank, mine in enumerate(ranks):
+        done = set[tuple[str, int, int]]()
+        for kind, stage, index in mine:
+            before = "I" if kind == "W" else "F"
+            if kind != "F" and (before, stage, index) not in done and (before, stage, index) in mine:
+                raise WordsError(
+                    f"pipeline.schedule={shape.schedule}: rank {rank} of the pipeline runs {kind} of microbatch "
+                    f"{index} in stage {stage} before its {before}. Its order must yield them the other way around."
+                )
+            done.add((kind, stage, index))
+        due = {(stage, index) for stage, owner in enumerate(owners) if owner == rank for index in range(microbatches)}
+        passes = [[action[1:] for action in mine if action[0] in kinds] for kinds in ("F", "BI", "BW")]
+        if any(len(each) != len(due) or set(each) != due for each in passes):
+            _refuse_count(shape, ranks, owners, microbatches)
+    return ranks
+
+
+def _refuse_count(
+    shape: PipelineShape, ranks: Sequence[Sequence[Action]], owners: Sequence[int], microbatches: int
+) -> None:
+    """Raises WordsError for an action that is not run once, by the rank that holds its stage."""
     asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
                     for kind in ("IW" if action.kind == "B" else action.kind))  # fmt: skip
-    owners = enumerate(shape.owners(pp))
-    due = [(rank, kind, stage, index) for stage, rank in owners for kind in "FIW" for index in range(microbatches)]
-    for rank, mine in enumerate(ranks):
-        at = {action: place for place, action in enumerate(mine)}
-        for action in mine:
-            before = Action("I" if action.kind == "W" else "F", *action[1:])
-            if action.kind != "F" and at.get(before, at[action]) > at[action]:
-                raise WordsError(
-                    f"pipeline.schedule={shape.schedule}: rank {rank} of the pipeline runs {action.kind} of microbatch "
-                    f"{action.microbatch} in stage {action.stage} before its {before.kind}. Its order must yield them "
-                    "the other way around."
-                )
+    due = [
+        (rank, kind, stage, index)
+        for stage, rank in enumerate(owners) for kind in "FIW" for index in range(microbatches)
+    ]  # fmt: skip
     odd = asked - Counter(due) or Counter(due) - asked
     if odd:
         rank, kind, stage, index = next(iter(odd))
@@ -101,7 +117,6 @@ def _orders(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) ->
             f"{asked[rank, kind, stage, index]} times by rank {rank} of the pipeline. Its order must yield each action "
             "of its own stages once."
         )
-    return ranks
 
 
 class Step(NamedTuple):
@@ -199,25 +214,86 @@ def timeline(
 def length_of(
     shape: PipelineShape, pp: int, microbatches: int, forward: tuple[float, ...] | None, hop: float, again: float
 ) -> float:
-    """The length of a `timeline`."""
-    costs = _costs(forward or (1.0,) * (pp * shape.stages), again)
-    return _begins(_steps(shape, pp, microbatches), costs, pp, 2 * pp * shape.stages * microbatches, hop)[1]
+    """The length of a `timeline`. Of many microbatches the first rounds are simulated, and the others take as long each
+    as those of the last round, and as the slowest rank computes.
+    """
+    each = forward or (1.0,) * (pp * shape.stages)
+    few, costs = first_rounds(shape, microbatches, pp), _costs(each, again)
+
+    def length(count: int) -> float:
+        return _begins(_steps(shape, pp, count), costs, pp, 2 * pp * shape.stages * count, hop)[1]
+
+    most = length(few)
+    if few == microbatches:
+        return most
+    ranks, round_ = [0.0] * pp, few // ROUNDS
+    for spent, owner in zip(each, shape.owners(pp), strict=True):
+        ranks[owner] += spent * (COST["F"] + COST["B"] + again)
+    return most + (microbatches - few) * max(*ranks, (most - length(few - round_)) / round_)
 
 
 def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0) -> float:
-    """Idle fraction of a step of so many microbatches, with all stages taken as equal: those after the first rounds add
-    no idle time.
-    """
+    """Idle fraction of a step of so many microbatches, with all stages taken as equal."""
     if pp == 1:
         return 0.0
-    few = first_rounds(microbatches, pp)
     each = shape.stages * (COST["F"] + COST["B"] + again)
-    return 1 - microbatches * each / (length_of(shape, pp, few, None, 0.0, again) + (microbatches - few) * each)
+    return 1 - microbatches * each / length_of(shape, pp, microbatches, None, 0.0, again)
+
+
+class Spot(NamedTuple):
+    """A moment of a rank, when it begins a backward of `kind` in the stage at `place` of its own. Of each of them:
+    microbatches between their forward and the end of their backward (`flying`), those of them whose weight gradients
+    are still to come (`left`), and whether any was finished (`begun`).
+    """
+
+    kind: str
+    place: int
+    flying: tuple[int, ...]
+    left: tuple[int, ...]
+    begun: tuple[bool, ...]
+
+
+def spots(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
+    """The moments of a rank at which its backwards begin, less those at which it holds as much or less of the same."""
+    return _spots(_class_of(shape), shape, pp, microbatches, rank)
+
+
+@lru_cache(maxsize=1024)
+def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
+    mine = [stage for stage, owner in enumerate(shape.owners(pp)) if owner == rank]
+    flying, left, begun = [0] * len(mine), [0] * len(mine), [False] * len(mine)
+    most = dict[tuple[str, int, tuple[int, ...], tuple[bool, ...]], list[tuple[int, ...]]]()
+    for kind, stage, _ in _actions(made, shape, pp, microbatches, rank):
+        place = mine.index(stage)
+        if kind == "F":
+            flying[place] += 1
+            continue
+        now, others = tuple(flying), most.setdefault((kind, place, tuple(left), tuple(begun)), [])
+        if not any(_is_within(now, other) for other in others):
+            others[:] = [*(other for other in others if not _is_within(other, now)), now]
+        if kind == "I":
+            left[place] += 1
+            continue
+        begun[place] = True
+        flying[place] -= 1
+        left[place] -= kind == "W"
+    return tuple(
+        Spot(kind, place, now, open_, done) for (kind, place, open_, done), others in most.items() for now in others
+    )
+
+
+def _is_within(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return all(map(le, counts, others))
 
 
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
     """Maximum number of microbatches in flight in each stage, from their forward to the end of their backward."""
-    made, most, flying = _class_of(shape), [0] * (pp * shape.stages), [0] * (pp * shape.stages)
+    return _most_in_flight(_class_of(shape), shape, pp, microbatches)
+
+
+@lru_cache(maxsize=512)
+def _most_in_flight(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
+    most, flying = [0] * (pp * shape.stages), [0] * (pp * shape.stages)
     for rank in range(pp):
         for kind, stage, _ in _actions(made, shape, pp, microbatches, rank):
             if kind == "F":

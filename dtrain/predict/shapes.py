@@ -9,10 +9,11 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dtrain.config.facts import fact
 from dtrain.errors import WordsError
-from dtrain.planned import Plan
+from dtrain.planned import PipelineShape, Plan
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,14 @@ class Shapes:
         """Number of parameters of the model; tied ones count once, in the first block that has them."""
         return sum(block.parameters * block.count for block in self.blocks)
 
-    @property
+    @cached_property
     def listed(self) -> int:
         return sum(block.count for block in self.blocks if block.listed)
+
+    @cached_property
+    def cut(self) -> dict[tuple[int, str | tuple[int, ...]], list[tuple[Block, ...]]]:
+        """Number of stages and how they are split -> their blocks, as far as `stages_of` was asked."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -244,12 +250,18 @@ def types_of(plan: Plan) -> Types:
 
 
 def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
-    """The blocks of each pipeline stage, as dtrain.parallel.stages assigns them; one stage without a pipeline. Raises
-    WordsError if there are fewer blocks than stages.
+    """The blocks of each pipeline stage, as dtrain.parallel.stages assigns them; one stage without a pipeline. Stages
+    of the same blocks are one object. Raises WordsError if there are fewer blocks than stages.
     """
-    count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
         return [shapes.blocks]
+    key = plan.mesh.pp * plan.pipeline.stages, plan.pipeline.split
+    if key not in shapes.cut:
+        shapes.cut[key] = _cut(shapes, key[0], plan.pipeline)
+    return shapes.cut[key]
+
+
+def _cut(shapes: Shapes, count: int, pipeline: PipelineShape) -> list[tuple[Block, ...]]:
     single = [one for block in shapes.blocks for one in [replace(block, count=1)] * block.count]
     inside = [index for index, block in enumerate(single) if block.listed]
     if len(inside) < count:
@@ -259,8 +271,15 @@ def stages_of(plan: Plan, shapes: Shapes) -> list[tuple[Block, ...]]:
     groups[0], groups[-1] = single[:first] + groups[0], groups[-1] + single[last:]
     weights = ([weight for block in group for weight in block.weights] for group in groups)
     costs = [sum(weight.count for weight in some if not weight.embedding) for some in weights]
-    ends = itertools.accumulate(plan.pipeline.sizes(costs, count), initial=0)
-    return [runs([block for group in groups[a:b] for block in group]) for a, b in itertools.pairwise(ends)]
+    ends = itertools.accumulate(pipeline.sizes(costs, count), initial=0)
+    known = dict[tuple[int, ...], tuple[Block, ...]]()
+    stages = list[tuple[Block, ...]]()
+    for a, b in itertools.pairwise(ends):
+        stage = [block for group in groups[a:b] for block in group]
+        key = tuple(map(id, stage))
+        known[key] = known.get(key) or runs(stage)
+        stages.append(known[key])
+    return stages
 
 
 def runs(blocks: Iterable[Block]) -> tuple[Block, ...]:

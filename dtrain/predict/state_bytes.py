@@ -6,7 +6,7 @@ ranks), as in torch.chunk, and FSDP2 pads every piece to the size of the first
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,18 +102,22 @@ def state_bytes(plan: Plan, weight: Weight, shape: Shape) -> int:
     """Bytes of optimizer state for a weight whose local shard has `shape`, from the fact `state` of the optimizer.
     `{whole: momentum}` exists only if the argument `momentum` is not 0.
     """
-    return _optimizer_bytes(plan, types_of(plan).param, weight, shape)
+    return _optimizer_bytes(_kept(plan, weight, shape), types_of(plan).param, weight, shape)
 
 
-def _optimizer_bytes(plan: Plan, param: int, weight: Weight, shape: Shape) -> int:
+def _kept(plan: Plan, weight: Weight, shape: Shape) -> list[str]:
+    """Kinds of the optimizer state of a weight."""
+    table: Mapping[str, Any] = fact(plan.optim, "state")
+    entries = next(table[kind] for kind, fits in FITS.items() if kind in table and fits(weight, shape))
+    return [name for entry in entries for name in _names(plan.optim, entry)]
+
+
+def _optimizer_bytes(kept: Sequence[str], param: int, weight: Weight, shape: Shape) -> int:
     """`state_bytes`, of weights of `param` bytes."""
     if not weight.trained:
         return 0
-    table: Mapping[str, Any] = fact(plan.optim, "state")
-    entries = next(table[kind] for kind, fits in FITS.items() if kind in table and fits(weight, shape))
-    names = [name for entry in entries for name in _names(plan.optim, entry)]
-    numbers = sum(math.prod(LIKE[name](shape)) for name in names if name != "count")
-    return numbers * param + 4 * names.count("count")
+    numbers = sum(math.prod(LIKE[name](shape)) for name in kept if name != "count")
+    return numbers * param + 4 * kept.count("count")
 
 
 def _names(optim: Part, entry: str | Mapping[str, str]) -> list[str]:
@@ -139,13 +143,16 @@ class StateBytes:
 def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
     """Bytes of these blocks at the end of a step."""
     param, shards, total = types_of(plan).param, _shards(plan), StateBytes()
+    known = dict[tuple[bool, bool], list[str]]()
     for block in blocks:
         for weight in block.weights:
             shape = _cut(gathered(plan, weight), shards[weight.experts])
             count = block.count * math.prod(shape)
             total.parameters += count * param if weight.bits is None else math.ceil(count * weight.bits / 8)
             total.gradients += count * param * weight.trained
-            total.optimizer += block.count * _optimizer_bytes(plan, param, weight, shape)
+            kind = weight.hidden, len(shape) > 1
+            known[kind] = known.get(kind) or _kept(plan, weight, shape)
+            total.optimizer += block.count * _optimizer_bytes(known[kind], param, weight, shape)
             total.average += 4 * count * weight.trained * (plan.ema is not None)
     return total
 

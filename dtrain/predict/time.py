@@ -23,9 +23,9 @@ It is an estimate: how far off for which kind of run is in tests/bench/RESULTS.m
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dtrain.build import build
 from dtrain.cluster import Machine
@@ -34,7 +34,7 @@ from dtrain.planned import Plan
 from dtrain.predict import formulas, measured
 from dtrain.predict.collectives import Call
 from dtrain.predict.memory import Memory
-from dtrain.predict.schedule import first_rounds, length_of
+from dtrain.predict.schedule import length_of
 from dtrain.predict.shapes import Block, Shapes, in_tiles, stages_of
 from dtrain.predict.state_bytes import StateBytes, gathered, holding_of
 from dtrain.predict.view import Group, groups
@@ -108,9 +108,9 @@ def time(
     if shapes.unknown:
         return None
     every = stages_of(plan, shapes)
-    stages = [compute_seconds(plan, shapes, blocks, machine) for blocks in every]
+    stages = _each(lambda blocks: compute_seconds(plan, shapes, blocks, machine), every)
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    sent = [blocking_seconds(plan, machine, each) for each in calls]
+    sent = _each(lambda each: blocking_seconds(plan, machine, each), calls)
     starting = [start_seconds(plan, blocks, sum(stage)) for blocks, stage in zip(every, stages, strict=True)]
     busy = [
         sum(stages[index]) + starting[index] + sum(sent[owner].values()) / owners.count(owner)
@@ -134,6 +134,12 @@ def time(
         *computing, idle + fixed, waited, hidden, contention(plan, hidden), waits, optimizer, seconds, samples,
         samples * shapes.tokens, rank_flops, rank_flops / _peak(plan, machine), waits / pipeline,
     )  # fmt: skip
+
+
+def _each(make: Callable[[Any], Any], of: Sequence[Any]) -> list[Any]:
+    """`make` of each, once of those that are one object."""
+    known = {id(one): make(one) for one in {id(one): one for one in of}.values()}
+    return [known[id(one)] for one in of]
 
 
 def at_peak(plan: Plan) -> float | None:
@@ -291,17 +297,11 @@ def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
 
 
 def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> float:
-    """Seconds of the whole pipeline. Only the first rounds of many microbatches are simulated; the rest run at the
-    speed of the slowest rank.
-    """
+    """Seconds of the whole pipeline."""
     if plan.mesh.pp == 1:
         return busy[0]
     pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes.listed)
-    few = first_rounds(count, pp)
-    each = [spent / count for spent in busy]
-    unit = tuple(spent / (3 + again) for spent in each)
-    slowest = max(_per_rank(plan, each, plan.pipeline.owners(pp)))
-    return length_of(plan.pipeline, pp, few, unit, hop, again) + (count - few) * slowest
+    return length_of(plan.pipeline, pp, count, tuple(spent / count / (3 + again) for spent in busy), hop, again)
 
 
 def _per_rank(plan: Plan, stages: Sequence[float], owners: Sequence[int]) -> list[float]:

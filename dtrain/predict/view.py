@@ -2,7 +2,7 @@
 stage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,3 +105,17 @@ class View:
     def reduces(self) -> int:
         """Number of gradient reductions over the data axes per step."""
         return self.plan.batch.accumulate if self.holding.every and self.plan.mesh.pp == 1 else 1
+
+
+def kinds(plan: Plan, every: Sequence[tuple[Block, ...]]) -> list[Hashable]:
+    """A key for each pipeline rank, equal for those that hold the same blocks between neighbours that hand on as much.
+    `every`: the blocks of every pipeline stage.
+    """
+    if plan.mesh.pp == 1:
+        return [()]
+    owners, keys = plan.pipeline.owners(plan.mesh.pp), [list[Hashable]() for _ in range(plan.mesh.pp)]
+    for stage, owner in enumerate(owners):
+        near = [other for other in (stage - 1, stage + 1) if 0 <= other < len(owners)]
+        sides = tuple((other - stage, owners[other] != owner, every[other][-1].passes) for other in near)
+        keys[owner].append((id(every[stage]), sides))
+    return [tuple(key) for key in keys]

@@ -10,6 +10,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
 from dtrain.config.schema import Config
+from dtrain.config.sections import Mesh
 from dtrain.errors import WordsError
 from dtrain.planned import AXES, MeshShape
 
@@ -39,12 +40,10 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"strategy={draft['strategy'].get('_target_')} does not state fill, the axis that takes the ranks you "
             f"did not assign. Type mesh.dp_replicate={ranks}, or give its class about = {{'fill': 'dp_replicate'}}."
         )
+    most = cluster.gpus if draft["device"] == "cuda" else math.inf
     shards = inside is not None or fill == "dp_shard"
     if used < 1 or ranks % used or (spare is None and used != ranks):
-        each = -(-max(1, used) // nodes)
-        enough = f"devices={each}"
-        if draft["device"] == "cuda" and cluster.gpus < each:
-            enough = f"nodes={-(-used // devices)}"
+        enough = _enough(max(1, used), nodes, devices, most, exact=spare is None)
         raise WordsError(
             f"mesh: {product or 'all axes 1'} is {used} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             f"Type {' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
@@ -53,7 +52,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. It needs at "
-            f"least 2 x 2: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
+            f"least 2 x 2: type {_hybrid(shape, config.mesh, most)}."
         )
     if facts.get("holds") == "copies" and shape.dp_shard > 1:
         copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
@@ -67,13 +66,43 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"adapter={config.choices['adapter'] or 'of yours'} holds the packed base whole on every rank. Type "
             f"{whole} without other axes of the mesh, or adapter=lora, whose base can be split."
         )
+    experts = config.model.get("experts")
     if shape.batch % ep:
         raise WordsError(
             f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x "
             f"dp_shard={shape.dp_shard} x "
-            f"cp={shape.cp} = {shape.batch}, which {ep} does not divide. {nearest_divisors('mesh.ep', ep, shape.batch)}"
+            f"cp={shape.cp} = {shape.batch}, which {ep} does not divide. "
+            f"{nearest_divisors('mesh.ep', ep, math.gcd(shape.batch, experts if isinstance(experts, int) else 0))}"
         )
     return {"mesh": shape}
+
+
+def _enough(used: int, nodes: int, devices: int, most: float, *, exact: bool) -> str:
+    """Words for as many ranks as the degrees need, or (not `exact`) a multiple: by other devices of a node, which has
+    at `most` so many, by other nodes, or by both.
+    """
+    here, there = used // math.gcd(used, nodes), used // math.gcd(used, devices)
+    if here <= most and (not exact or nodes * here == used):
+        return f"devices={here}"
+    if not exact or there * devices == used:
+        return f"nodes={there}"
+    return _spread(used, most)
+
+
+def _spread(ranks: int, most: float) -> str:
+    """So many ranks on as few nodes as have at `most` so many devices."""
+    devices = max(size for size in divisors(ranks) if size <= most)
+    return f"nodes={ranks // devices} devices={devices}"
+
+
+def _hybrid(shape: MeshShape, asked: Mesh, most: float) -> str:
+    """Words for two or more replicas of two or more shards, on nodes of at `most` so many devices."""
+    inside, others = shape.cp * shape.tp, shape.pp * shape.cp * shape.tp
+    if asked.dp_replicate is None and asked.dp_shard is None and 2 * inside <= most:
+        return f"nodes={2 * shape.pp} devices={2 * inside}, or strategy=fsdp"
+    replicas, shards = (max(2, degree or 2) for degree in (asked.dp_replicate, asked.dp_shard))
+    words = f"{_spread(replicas * shards * others, most)} mesh.dp_replicate={replicas} mesh.dp_shard={shards}"
+    return words if asked.dp_shard else f"{words}, or strategy=fsdp"
 
 
 @cache

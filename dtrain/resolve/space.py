@@ -115,11 +115,12 @@ def details(config: Config, words: Words, mesh: MeshShape, blocks: int) -> Itera
     part = part_of(config, "strategy", words["strategy"])
     schedules = _schedules(config, blocks // mesh.pp) if mesh.pp > 1 and is_free(config, "pipeline") else [None]
     remats = _others("remat", config.choices["remat"]) if is_free(config, "remat") else [None]
+    whole = [word for word in schedules if not word or not fact(files.node("pipeline", word), "splits_backward")]
     for micro in _microbatches(config, mesh):
         several = mesh.pp == 1 and (config.accumulate or 1) * (micro or 1) * mesh.data < config.batch
         reduces = ["last", "every"] if several and part.get("reduce") == "auto" else [None]
         for schedule, remat, tensor, reduce in itertools.product(schedules, remats, tensors(config, mesh), reduces):
-            if remat and schedule and fact(files.node("pipeline", schedule), "splits_backward"):
+            if remat and schedule not in whole:
                 continue  # model_axes refuses it
             chosen = {
                 "microbatch": micro, "pipeline.schedule": schedule, "remat": remat, "strategy.reduce": reduce, **tensor,

@@ -10,7 +10,7 @@ from dtrain.config import files
 from dtrain.config.facts import about, fact
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
-from dtrain.predict.schedule import Action, actions, bubble, in_flight, timeline
+from dtrain.predict.schedule import Action, actions, bubble, first_rounds, in_flight, length_of, spots, timeline
 from dtrain.resolve.pipeline import check_microbatches
 
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
@@ -121,10 +121,30 @@ def test_zero_bubble_schedules_wait_less() -> None:
 
 @pytest.mark.parametrize("word", SCHEDULES)
 def test_the_bubble_of_many_microbatches_is_that_of_all_of_them(word: str) -> None:
-    for count in (4, 16, 64, 128):
+    for count in (4, 16, 18, 64, 67, 128):
+        if check_microbatches(shape_of(word), count, 4):
+            continue
         assert bubble(shape_of(word), 4, count) == pytest.approx(
             timeline(shape_of(word), 4, count).bubble, abs=0.005
         ), count
+
+
+@pytest.mark.parametrize("word", SCHEDULES)
+@pytest.mark.parametrize(("pp", "count"), [(2, 17), (3, 64), (4, 48), (6, 128)])
+def test_the_first_rounds_stand_for_a_step_of_many_microbatches(word: str, pp: int, count: int) -> None:
+    """Also where the last round is not full, ends are heavier, and what a rank sends is under way for a while."""
+    shape = shape_of(word)
+    if check_microbatches(shape, count, pp):
+        pytest.skip("refused")
+    few, stages = first_rounds(shape, count, pp), pp * shape.stages
+    forward = (1.2, *[1.0] * (stages - 2), 1.3)
+    assert few < count
+    assert length_of(shape, pp, count, forward, 0.05, 1.0) == pytest.approx(
+        timeline(shape, pp, count, forward, 0.05, 1.0).length, rel=0.01
+    )
+    if not fact(shape.order, "keeps"):
+        assert in_flight(shape, pp, few) == in_flight(shape, pp, count)
+        assert all(set(spots(shape, pp, few, rank)) == set(spots(shape, pp, count, rank)) for rank in range(pp))
 
 
 def test_what_waits_for_its_backward() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
@@ -22,6 +23,7 @@ from dtrain import __main__
 from dtrain.launcher import process
 
 COMMAND = (sys.executable, "-m", "dtrain")
+LOOK_SECONDS = 5.0
 STANDARD = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
 
 
@@ -93,14 +95,35 @@ def run(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
 def python(
     *program: str, timeout: float = 300, input: str | None = None, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of a Python program, with its output as text."""
+    """`subprocess.run` of a Python program, with its output as text. `timeout`: seconds in which nobody waits for a core."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | (
         {} if input is None else {"stdin": subprocess.PIPE}
     )
     with Forked([sys.executable, *program], text=True, **{**pipes, **how}) as running:
         try:
-            output, error = running.communicate(input, timeout=timeout)
+            output, error = _communicate(running, input, timeout)
         except BaseException:
             running.kill()
             raise
     return subprocess.CompletedProcess(running.args, running.returncode, output, error)
+
+
+def _communicate(running: Forked, input: str | None, timeout: float) -> tuple[str, str]:
+    """`communicate`; seconds in which processes wait for a core count a quarter. Raises TimeoutExpired."""
+    began, waited = time.monotonic(), _waited()
+    while True:
+        try:
+            return running.communicate(input, timeout=min(timeout, LOOK_SECONDS))
+        except subprocess.TimeoutExpired:
+            seconds = time.monotonic() - began
+            if max(seconds - (_waited() - waited), seconds / 4) >= timeout:
+                raise
+            input = None  # it is sent
+
+
+def _waited() -> float:
+    """Seconds, since this machine started, in which some process waited for a core; 0 where Linux does not count them."""
+    try:
+        return int(Path("/proc/pressure/cpu").read_text().split("total=")[1].split()[0]) / 1e6
+    except OSError:
+        return 0.0

@@ -67,9 +67,9 @@ def mutated(random: random.Random, word: str) -> str:
     return f"{word}=[{quote(text)},b]" if word in LISTS else f"{word}={quote(text)}"
 
 
-def submissions(number: int) -> Iterator[tuple[str, list[str], str]]:
+def submissions(seeds: range) -> Iterator[tuple[str, list[str], str]]:
     """The launcher, the words, and the name of the working folder."""
-    for seed in range(number):
+    for seed in seeds:
         chance = random.Random(seed)
         launcher = chance.choice([*WORDS])
         words = {"launcher.hosts": "launcher.hosts=[a,b]"} if launcher == "ssh" else {}
@@ -101,9 +101,10 @@ def run(place: Path, command: Sequence[str], script: str = "") -> list[str] | No
 
 
 @pytest.mark.campaign("fuzz")
-def test_what_is_submitted_runs_as_it_was_meant_or_is_refused(python: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 1000), marks=pytest.mark.slow)], ids=str)
+def test_what_is_submitted_runs_as_it_was_meant_or_is_refused(seeds: range, python: Path, tmp_path: Path) -> None:
     refused = ran = 0
-    for launcher, words, folder in submissions(1000):
+    for launcher, words, folder in submissions(seeds):
         with inside(tmp_path / folder):
             try:
                 plan = resolve(compose([*RUN, "out=runs/b", *words]), HERE)

@@ -22,6 +22,9 @@ LONGEST = (
     "lifecycle/test_loaders.py", "test_rehearsal.py", "test_api.py", "faults/test_crash_points.py", "predict/test_memory.py", "faults/test_nccl.py",
     "predict/test_collectives.py", "verb/test_evaluate.py", "compile/test_blocks.py", "invariance/test_layouts.py", "checkpoint/test_sharded.py",
     "launcher/test_warm.py", "test_package.py", "lifecycle/test_slowdown.py", "data/test_collate.py", "loop/test_agreement.py", "loop/test_spike.py",
+    "backend/test_mpi.py", "data/test_ray.py", "faults/test_kills.py", "house/test_readme.py", "launcher/test_external.py", "launcher/test_kubernetes.py",
+    "launcher/test_mpi.py", "launcher/test_slurm.py", "launcher/test_spark.py", "launcher/test_ssh.py", "sweep/test_crew.py", "sweep/test_engine.py",
+    "sweep/test_foreign.py", "sweep/test_weights.py", "test_spark.py", "test_submissions.py",
 )  # fmt: skip
 """Files that begin first, so that no worker ends long after the others."""
 END_SECONDS = 30.0

@@ -113,13 +113,15 @@ def within(seconds: float | None, act: Callable[[], T]) -> T:
 
 
 class StoreWatch:
-    """A context. Ends this process when the store is gone, or has not answered for `seconds`, five at least: less where
-    the user has asked to stop.
+    """A context. Ends this process when the store is gone or does not answer. `seconds`: the timeout of collectives. A
+    silent store is told within it, before a rank that waits in vain for one that asks the store is blamed on that one;
+    after five seconds at the earliest, or where the user has asked to stop.
     """
 
     def __init__(self, store: Any, where: str, *, seconds: float, rank: int) -> None:
-        self._store, self._where, self._seconds, self._rank = store, where, max(seconds, BUSY_SECONDS), rank
+        self._store, self._where, self._rank = store, where, rank
         self._period = min(PING_SECONDS, seconds / 4)
+        self._seconds = max(seconds - 1.5 * self._period, BUSY_SECONDS)
         self._asked: float | None = None
         """When the request without an answer was sent; None if there is none."""
         self._gone = ""

@@ -143,6 +143,26 @@ def test_a_rank_that_was_stopped_itself_does_not_blame_the_store(monkeypatch: py
     assert not messages
 
 
+@pytest.mark.parametrize("seconds", [10.0, 15.0, 600.0])
+def test_a_silent_store_is_told_before_who_waits_for_one_that_asks_it(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has been stopped at 0; the watch asks it as late as it may."""
+    now, told = [0.0], list[float]()
+
+    def wait(pause: float) -> bool:
+        now[0] += pause
+        return bool(told)
+
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(unwatched, "give_up", lambda *_, **__: told.append(now[0]))
+    watch = rendezvous.StoreWatch(None, "here", seconds=seconds, rank=0)
+    now[0] = watch._asked = watch._period
+    monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
+    watch._watch()
+    assert rendezvous.BUSY_SECONDS < told[0] <= seconds
+
+
 @pytest.mark.campaign("signals")
 def test_a_wish_to_stop_does_not_wait_for_a_stopped_store(tmp_path: Path) -> None:
     code, message = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=600, wish=True)

@@ -243,7 +243,7 @@ def test_a_search_comes_closer_than_random(method: str, tmp_path: Path) -> None:
     assert sum(closest[method]) < sum(closest["random"]) / 4
 
 
-@pytest.mark.campaign("fuzz")
+@pytest.mark.slow
 def test_tpe_beats_random_in_18_of_20_seeds(tmp_path: Path) -> None:
     """After 100 trials, four at a time and killed on the way, of a function of five keys, one of them a list."""
     axes = [*AXES, Interval("momentum", 0.0, 1.0, log=False, whole=False)]

@@ -68,7 +68,7 @@ def unexpected(found: list[Rehearsed], waits: dict[str, float]) -> list[str]:
 
 
 @pytest.mark.often(
-    "model=mlp-*", "model=gpt remat=selective-*", "model=gpt on_spike=rewind*", "*zero2*", "model=gpt mesh.?p=2*",
+    "model=mlp-*", "model=gpt remat=selective-*", "model=gpt on_spike=rewind*", "*zero2*", "model=gpt mesh.pp=2*",
     "model=gpt optim=muon spike*", "model=moe mesh.ep=2*",
 )  # fmt: skip
 @pytest.mark.parametrize(("words", "waits"), [*((words, {}) for words in FREE), *WAITING.items()], ids=name)

@@ -1,4 +1,4 @@
-"""A thousand submissions with strange words, hosts and folders: a script that runs what was meant, or a sentence."""
+"""A thousand submissions, of which CI makes 300, with strange words, hosts and folders: a script that runs what was meant, or a sentence."""
 
 import contextlib
 import os

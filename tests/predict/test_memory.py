@@ -90,7 +90,7 @@ def test_so_are_those_of_more_of_them(words: str) -> None:
     check(words)
 
 
-@pytest.mark.often("1f1b", others=pytest.mark.campaign("8 ranks"))
+@pytest.mark.campaign("8 ranks")
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
 def test_a_pipeline_holds_no_more_of_more_microbatches(schedule: str) -> None:
     few, many = (

@@ -20,6 +20,7 @@ from dtrain.compose.typed import typed
 from dtrain.config import environment
 from dtrain.config.word import in_a_call, text
 from dtrain.errors import DtrainError, PreflightError, StoreError
+from dtrain.launcher import apart
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -94,7 +95,7 @@ def plan(
 ) -> Plan:
     """The plan that `run` would follow; print it. Arguments and errors as for `run`."""
     with _given(words, model, data, objective, out) as all_words:
-        decided = PrintedPlan(**vars(resolve(compose(all_words), detect())))
+        decided = PrintedPlan(**vars(resolve(compose(all_words), detect(), apart.shapes_of)))
     vars(decided)["_objects"] = _unnamed(model=model, data=data, objective=objective)
     return decided
 

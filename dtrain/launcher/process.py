@@ -86,18 +86,26 @@ def is_gone(pid: int, seconds: float) -> bool:
     except ProcessLookupError:
         return True
     except (AttributeError, OSError):  # not Linux, or one before 5.3
-        time.sleep(seconds)
-        try:
-            os.kill(pid, 0)
-        except OSError as error:  # PermissionError: it lives, and belongs to another user
-            return isinstance(error, ProcessLookupError)
-        return False
+        deadline = time.monotonic() + seconds
+        while _lives(pid):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        return True
     try:
         ended = select.poll()
         ended.register(handle, select.POLLIN)
         return bool(ended.poll(seconds * 1000))
     finally:
         os.close(handle)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:  # PermissionError: it lives, and belongs to another user
+        return not isinstance(error, ProcessLookupError)
+    return _stat(pid, 0) != "Z"  # of a child that nobody has waited for
 
 
 def parent_of(pid: int) -> int:

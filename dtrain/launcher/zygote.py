@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -42,8 +43,10 @@ class Child:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
-        """The exit code, negative for the signal that ended it."""
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for the signal that ended it. Raises subprocess.TimeoutExpired."""
+        if timeout is not None and self._code is None and not process.is_gone(self.pid, timeout):
+            raise subprocess.TimeoutExpired(NAME, timeout)
         if self._code is None:
             self._code = self._zygote.wait(self.pid)
         return self._code

@@ -167,7 +167,7 @@ def best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Foun
     draft = Draft(why={}, elastic="")
     _follow(PLACE, config, cluster, draft)
     found = auto.searched(config, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace, keep)
-    if found is None:
+    if found.unknown:
         raise WordsError(
             "what this model holds and computes is not known here, so no layout can be predicted. Type dtrain plan "
             "<the same words>: it says why."

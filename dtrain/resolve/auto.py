@@ -1,6 +1,6 @@
 """strategy=auto: the words of the fastest layout that fits into memory, by prediction."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,8 @@ from dtrain.config import files
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.config.sections import Mesh, Pipeline, Tensor
-from dtrain.config.word import spelling
-from dtrain.errors import WordsError
+from dtrain.config.word import cut, spelling
+from dtrain.errors import DtrainError, WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.advice import STRENGTH
@@ -19,6 +19,7 @@ from dtrain.predict.budget import budget_of
 from dtrain.predict.reference import is_teacher
 from dtrain.predict.report import count, size
 from dtrain.predict.shapes import Shapes
+from dtrain.resolve import trust
 from dtrain.resolve.search import Found, Layout, Model, Search
 from dtrain.resolve.space import Words, applied, part_of
 from dtrain.resolve.unknown import Undecided
@@ -39,7 +40,9 @@ def chosen(config: Config, cluster: Cluster, draft: dict[str, Any], decide: Deci
         return config
     ranks = draft["nodes"] * draft["devices"]
     try:
-        found = searched(config, cluster, draft, decide, trace)
+        found = searched(
+            config, cluster, draft, decide, trace if ranks > 1 and _may_trace(config, cluster, draft) else None
+        )
     except Undecided:  # because of words that later rules refuse
         found = None
     words, reason = _decided(found, ranks)
@@ -47,6 +50,14 @@ def chosen(config: Config, cluster: Cluster, draft: dict[str, Any], decide: Deci
     if "remat" in words:
         draft["why"]["remat"] = f"{words['remat']} (auto: strategy)"
     return applied(config, words)
+
+
+def _may_trace(config: Config, cluster: Cluster, draft: dict[str, Any]) -> bool:
+    """Not for a run that is refused, as a trace runs the same code; nor where another launcher has started processes:
+    each decides for itself, and a trace might fail in one of them alone.
+    """
+    around = fact(draft.get("launcher") or {}, "where") == "around"
+    return not around and not any(trust.targets(config, cluster, draft))
 
 
 def strategy(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,41 +68,62 @@ def strategy(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
 
 def searched(
     config: Config, cluster: Cluster, draft: Mapping[str, Any], decide: Decide, trace: Trace | None, keep: int = 1
-) -> Found | None:
-    """The search for the `keep` best layouts; None if the model's size cannot be known here."""
+) -> Found:
+    """The search for the `keep` best layouts; without any, and with the reason, if the model's size cannot be known
+    here. Where one is wanted, and the model is traced, that is ddp if it fits: no rule, but the model itself would say
+    whether it can be split.
+    """
     machine = draft["cluster"] or {**files.node("cluster", STAND_IN), "gpus": cluster.gpus, "memory": cluster.memory}
+    models, unknown = _models(config, cluster, draft, decide, trace)
+    if not models:
+        return Found(unknown=unknown or UNBUILT)
     models = [
         replace(model, plan=replace(model.plan, **{name: draft[name] for name in PLACE}, cluster=machine))
-        for model in _models(config, cluster, draft, decide, trace)
+        for model in models
     ]
-    if not models:
-        return None
     budget = budget_of(models[0].plan, build(machine))
-    return Search(config, cluster, draft, models, build(machine), budget, keep).run()
+    search = Search(config, cluster, draft, models, build(machine), budget, keep)
+    plain = search.tried({"strategy": "ddp"}) if keep == 1 and models[0].traced else None
+    return plain or search.run()
 
 
+UNBUILT = "the model's size is not known before it is built; dtrain plan best builds it and finds what fits"
 PLACE = "nodes", "devices", "device", "threads"
 
 
 def _models(
     config: Config, cluster: Cluster, draft: Mapping[str, Any], decide: Decide, trace: Trace | None
-) -> Iterator[Model]:
-    """The model as strategies hold it that copy it, and as those do that shard it, whose types differ."""
+) -> tuple[list[Model], str]:
+    """(the model as strategies hold it that copy it, and as those do that shard it, whose types differ; why it is not
+    known or an empty text).
+    """
     alone = "single" if draft["nodes"] * draft["devices"] == 1 else ""
     asked = config.choices["strategy"]
     parts = {word: part for word, part in config.options.get("strategy", {}).items() if about(part).get("try")}
     strategies = sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word])) if asked == "auto" else [asked]
     strategies = [alone] if alone and asked == "auto" else strategies
+    models, unknown = list[Model](), ""
     for holds in ("copies", "shards"):
         alike = [word for word in strategies if fact(part_of(config, "strategy", word), "holds") == holds]
+        if not alike:
+            continue
+        reason = ""
         try:
-            plan = _on_one_rank(config, cluster, "single" if holds == "copies" else "fsdp", decide) if alike else None
-            formula = None if plan is None or (trace and is_teacher(plan)) else formulas.shapes(plan)
-            shapes = formula or (trace(plan) if plan and trace else None)
+            plan = _on_one_rank(config, cluster, "single" if holds == "copies" else "fsdp", decide)
+            shapes = formula = formulas.shapes(plan)
         except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
-            return
-        if plan and shapes and shapes.blocks and not shapes.unknown:
-            yield Model(plan, shapes, alike)
+            break
+        try:
+            if trace and (formula is None or is_teacher(plan)):
+                shapes = trace(plan)
+                reason = shapes.unknown
+        except DtrainError as error:
+            reason = str(error)
+        if shapes and shapes.blocks and not shapes.unknown:
+            models.append(Model(plan, shapes, alike, traced=formula is None))
+        elif reason:
+            unknown = f"its layouts cannot be compared: {cut(' '.join(reason.split()), 300)}"
+    return models, unknown
 
 
 def _on_one_rank(config: Config, cluster: Cluster, strategy: str, decide: Decide) -> Plan:
@@ -116,8 +148,8 @@ def _decided(found: Found | None, ranks: int) -> tuple[Words, str]:
     """The words that the search found, and the reason."""
     simplest = {"strategy": "single" if ranks == 1 else "ddp"}
     alone = "one rank" if ranks == 1 else f"{ranks} ranks"
-    if found is None:
-        unknown = "the model's size is not known before it is built; dtrain plan best builds it and finds what fits"
+    if found is None or found.unknown:
+        unknown = found.unknown if found else UNBUILT
         return simplest, f"{alone}, and {unknown}" if ranks > 1 else alone
     best = found.layouts[0] if found.layouts else found.least
     if not best:  # other words are wrong, which later rules report

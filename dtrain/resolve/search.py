@@ -18,7 +18,7 @@ from dtrain.predict.bounds import Bounds, Point
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import Holding, holding_of
-from dtrain.resolve import batch, mesh, model_axes, pipeline, reduction
+from dtrain.resolve import batch, declared, mesh, model_axes, pipeline, reduction
 from dtrain.resolve.space import Words, applied, details, meshes, tensors
 
 SIMPLER = 1.03
@@ -65,18 +65,22 @@ class Layout:
 
 @dataclass(frozen=True)
 class Model:
-    """A complete plan of the run on one rank, and its shapes, for strategies that shard it or not."""
+    """A complete plan of the run on one rank, and its shapes, for strategies that shard it or not. `traced`: no formula
+    gives them.
+    """
 
     plan: Plan
     shapes: Shapes
     strategies: Sequence[str]
+    traced: bool = False
 
 
 @dataclass
 class Found:
     """`layouts`: those that fit, the best first, of each kind the best. `least`: the one that needs the least memory,
     if none fits. `looked`: layouts that were looked at; `predicted`: those of them that bounds did not decide, of which
-    `fit` fit and `small` need more memory than there is, and rules refuse the others.
+    `fit` fit and `small` need more memory than there is, and rules refuse the others; `unknown`: why nothing was looked
+    at, or empty.
     """
 
     layouts: list[Layout] = field(default_factory=list)
@@ -85,6 +89,7 @@ class Found:
     fit: int = 0
     small: int = 0
     predicted: int = 0
+    unknown: str = ""
 
 
 @dataclass(eq=False)
@@ -126,6 +131,13 @@ class Search:
             self._smallest()
         self.found.layouts = self._ranked()
         return self.found
+
+    def tried(self, words: Words) -> Found | None:
+        """The finding of a search among these words alone; None if a rule refuses them, or they do not fit."""
+        models = (model for model in self.models if words["strategy"] in model.strategies)
+        layout = next(filter(None, (self._layout(words, model) for model in models)), None)
+        fits = layout is not None and layout.prediction.fits
+        return Found([layout], looked=1, predicted=1) if layout and fits else None
 
     def _choices(self, words: Words, shape: MeshShape, model: Model) -> Iterator[tuple[float, float, Words]]:
         """(seconds and bytes that it takes at least, words) of each layout of a mesh."""
@@ -174,12 +186,13 @@ class Search:
         """(seconds that its layouts take at least, words, mesh, model)."""
         nodes, devices = self.draft["nodes"], self.draft["devices"]
         for model in self.models:
-            for words in meshes(self.config, model.strategies, nodes, devices, model.shapes):
+            whole = model.traced and self.keep == 1
+            for words in meshes(self.config, model.strategies, nodes, devices, model.shapes, whole=whole):
                 shape = self._shape(words)
                 if shape is None:
                     continue
-                whole = replace(shape, pp=1)
-                points = (self._point({**words, **tensor}, whole, model) for tensor in tensors(self.config, shape))
+                uncut = replace(shape, pp=1)
+                points = (self._point({**words, **tensor}, uncut, model) for tensor in tensors(self.config, shape))
                 least = min(map(self._bounds[model.strategies[0]].seconds, points))
                 yield least / shape.pp, words, shape, model
 
@@ -193,7 +206,8 @@ class Search:
         except WordsError:
             return None
         shape: MeshShape = trial["mesh"]
-        return None if any(model_axes.model(config, self.cluster, trial)) else shape
+        rules = model_axes.model, declared.model
+        return None if any(any(rule(config, self.cluster, trial)) for rule in rules) else shape
 
     def _point(self, words: Words, shape: MeshShape, model: Model) -> Point:
         """A layout as bounds see it, which no rule has judged."""

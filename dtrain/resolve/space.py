@@ -62,8 +62,12 @@ def tried(group: str) -> list[str]:
     return [word for word in files.groups()[group] if about(files.node(group, word)).get("try")]
 
 
-def meshes(config: Config, strategies: Sequence[str], nodes: int, devices: int, shapes: Shapes) -> Iterator[Words]:
-    """Every strategy with degrees that may make up the number of ranks."""
+def meshes(
+    config: Config, strategies: Sequence[str], nodes: int, devices: int, shapes: Shapes, *, whole: bool = False
+) -> Iterator[Words]:
+    """Every strategy with degrees that may make up the number of ranks; `whole`: without those that split the model,
+    unless they are typed.
+    """
     asked, ranks = config.mesh, nodes * devices
     splits, attends = (any(getattr(block, name) for block in shapes.blocks) for name in ("splits", "attention"))
     experts = next((one.count for block in shapes.blocks for one in block.experts), 1)
@@ -75,7 +79,7 @@ def meshes(config: Config, strategies: Sequence[str], nodes: int, devices: int, 
         "tp": divisors(devices) if splits and open_ else [1],
         "ep": divisors(experts),
     }
-    free = {axis: degrees for axis, degrees in axes.items() if getattr(asked, axis) is None}
+    free = {axis: [1] if whole else degrees for axis, degrees in axes.items() if getattr(asked, axis) is None}
     for degrees in itertools.product(*free.values()):
         mesh = {axis: getattr(asked, axis) or 1 for axis in axes} | dict(zip(free, degrees, strict=True))
         data, left = divmod(ranks, mesh["pp"] * mesh["cp"] * mesh["tp"])

@@ -5,8 +5,10 @@ file, and kept in the cache under the digest of its URL and of how it is read.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,15 +129,30 @@ def column(name: str, names: Sequence[str], where: str) -> None:
 
 
 @contextmanager
-def locked(stem: Path) -> Iterator[None]:
-    """A context that one process of this host has at a time. Raises StoreError."""
+def locked(stem: Path, *, seconds: float = math.inf) -> Iterator[None]:
+    """A context that one process of this host has at a time. Raises StoreError, also if another one has it for longer
+    than `seconds`.
+    """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         with Path(f"{stem}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock.fileno(), time.monotonic() + seconds)
             yield
     except OSError as error:
         raise StoreError.during("keep the index of rows in", str(stem.parent), error.strerror or error) from error
+
+
+def _lock(file: int, deadline: float) -> None:
+    """Raises BlockingIOError at the deadline."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def folder(cache: str | None) -> Path:

@@ -91,17 +91,14 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     The head has the first gradients of the backward. As a unit of its own it is reduced and freed during the backward
     of the blocks; with the root it would wait for the end (torchtitan groups them the same way,
     https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py). Parameters without dims
-    are not sharded. Raises WordsError for complex parameters, and for different dtypes in a unit.
+    are not sharded. Raises WordsError as `check`.
     """
+    check(model)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0 and offload == "cpu" and mesh.device.type != "cpu":
             raise WordsError(
                 f"strategy.offload=cpu: {name} has no dims, so it stays on the device. Give it the shape [1], or type "
                 "strategy.offload=none."
-            )
-        if parameter.is_complex():
-            raise WordsError(
-                f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp."
             )
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
@@ -118,16 +115,29 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             # gloo has no PREMUL_SUM; with one rank per expert, FSDP2 divides without it
             experts.set_force_sum_reduction_for_comms(True)
-    listed = _untied(dict.fromkeys(blocks(model)))
-    head = head_of(model)
     ignored = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}
-    units = [*listed, *([head] if head else []), model]
-    _check_types(units)
-    for module in units:
+    listed = _untied(dict.fromkeys(blocks(model)))
+    for module in _units(model, listed):
         free = again and module in listed[:-1]  # the backward needs the last block, the head and the root at once
         module.register_forward_hook(show)
         shard(module, mesh=data, reshard_after_forward=free, ignored_params=ignored)
         module.register_forward_hook(restore)
+
+
+def check(model: nn.Module) -> None:
+    """Raises WordsError for complex parameters, and for different dtypes in a unit."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise WordsError(
+                f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp."
+            )
+    _check_types(_units(model, _untied(dict.fromkeys(blocks(model)))))
+
+
+def _units(model: nn.Module, listed: list[nn.Module]) -> list[nn.Module]:
+    """Modules that are gathered at once each, the root last."""
+    head = head_of(model)
+    return [*listed, *([head] if head else []), model]
 
 
 def _untied(listed: Iterable[nn.Module]) -> list[nn.Module]:

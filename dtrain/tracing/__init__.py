@@ -7,6 +7,7 @@ from typing import Any
 
 from dtrain.build import trusting
 from dtrain.config import files
+from dtrain.config.facts import fact
 from dtrain.errors import StoreError
 from dtrain.planned import Plan
 from dtrain.predict import formulas, reference
@@ -48,6 +49,7 @@ def _of_model(plan: Plan) -> Shapes:
         return shapes
     key = repr((plan.model, plan.adapter, plan.data, plan.objective, plan.precision, flowing(plan)))
     from dtrain.parallel.order import check
+    from dtrain.strategy import fsdp
     from dtrain.tracing.tracer import trace
 
     if key not in _traced:
@@ -55,5 +57,7 @@ def _of_model(plan: Plan) -> Shapes:
             _traced[key] = trace(plan)
     shapes, model = _traced[key]
     if model is not None:
+        if fact(plan.strategy, "holds") == "shards" and plan.mesh.pp == 1:
+            fsdp.check(model)
         check(model, plan.mesh, pipeline=plan.pipeline, tensors=plan.tensor)
     return shapes

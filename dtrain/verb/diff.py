@@ -23,6 +23,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose, connect, provenance
 from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
+from dtrain.launcher import apart
 from dtrain.planned import SHAPE as PLAN
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
@@ -111,7 +112,7 @@ def _side(text: str, beside: Sequence[str]) -> Side:
 def _of_words(words: Sequence[str], beside: Sequence[str]) -> Side:
     """Words that have not been run, on this machine."""
     config = compose([*words, *beside])
-    plan = json.loads(json.dumps(resolve(config, detect()).decided()))
+    plan = json.loads(json.dumps(resolve(config, detect(), apart.shapes_of).decided()))
     note_code()
     return Side(" ".join(map(redact_arg, words)), _words_of(recipe.write(config)), provenance.decided(plan), versions())
 

@@ -18,7 +18,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, machine, ranks, storage
 from dtrain.errors import DtrainError, PreflightError, WordsError
-from dtrain.launcher import preflight
+from dtrain.launcher import apart, preflight
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
 from dtrain.storage import store
@@ -69,7 +69,7 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
             "without torchrun, or unset RANK and WORLD_SIZE."
         )
     try:
-        plan = resolve(compose(words), cluster)
+        plan = resolve(compose(words), cluster, apart.shapes_of)
     except DtrainError:
         raise
     except Exception:  # raised by a plugin

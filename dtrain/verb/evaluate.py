@@ -17,7 +17,7 @@ from dtrain.config.schema import default
 from dtrain.config.word import text
 from dtrain.errors import StoreError, WordsError
 from dtrain.evaluation import tasks
-from dtrain.launcher import zygote
+from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
@@ -99,11 +99,11 @@ def look_back(
     cluster = detect()
     places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
     config = compose([*words, *places], run=run)
-    plan = resolve(replace(config, loop=default("loop")), cluster).with_loop(loop)
-    plan = replace(plan, init=config.init)  # not the weights that the model of the run began with
-    if is_first(plan, cluster):
-        check(plan)
     with zygote.kept():
+        plan = resolve(replace(config, loop=default("loop")), cluster, apart.shapes_of).with_loop(loop)
+        plan = replace(plan, init=config.init)  # not the weights that the model of the run began with
+        if is_first(plan, cluster):
+            check(plan)
         if plan.world > 1 and is_first(plan, cluster) and not is_rank(plan, cluster):
             zygote.begin()
         result: Result = build(plan.launcher).launch(plan)

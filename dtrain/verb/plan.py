@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
     say_left_out(config)
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
-        plan = resolve(compose([*words, *more]) if more else config, cluster)
+        plan = resolve(compose([*words, *more]) if more else config, cluster, shapes_of)
         if not more and plan.trust and formulas.shapes(plan) is None:
             runs = f"planning runs code of {', '.join(plan.trust)}, which `trust` allows"
             screen.complain(f"{runs}: it builds the model and reads one sample of the data.", begin="note: ")

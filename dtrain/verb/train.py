@@ -14,7 +14,7 @@ from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
-from dtrain.launcher import preflight, zygote
+from dtrain.launcher import apart, preflight, zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import LOOK_SECONDS, finished
 from dtrain.launcher.run import run as run_plan
@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
 
 def decide(config: Config, cluster: Cluster) -> Plan:
     """Resolve the plan. Raises WordsError also for words that training does not use."""
-    plan = resolve(config, cluster)
+    plan = resolve(config, cluster, apart.shapes_of)
     typed = [key for key, source in config.sources.items() if source == typed_at()]
     unused = {key: verb for key in typed if (verb := OF_VERBS.get(key) or OF_VERBS.get(key.split(".")[0]))}
     if unused:
@@ -65,8 +65,8 @@ def one(config: Config) -> Result:
     first = is_first(plan, cluster)
     if done := already_finished(plan, say=first):
         return done
-    if first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached"):
-        zygote.begin()
+    forks = first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached")
+    zygote.begin() if forks else zygote.kill()  # a trace may have begun one
     if first:
         requires.check(config, cluster)
         build(plan.launcher).describe(plan)  # it refuses words before anything is written

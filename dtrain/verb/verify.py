@@ -23,7 +23,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
-from dtrain.launcher import preflight, zygote
+from dtrain.launcher import apart, preflight, zygote
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import loop, resolve
@@ -68,7 +68,7 @@ def _verify(words: Sequence[str]) -> int:
             "verify starts its own ranks, but another launcher started this process as one of its ranks. Start "
             "verify without torchrun."
         )
-    plan = replace(resolve(config, cluster), others=())
+    plan = replace(resolve(config, cluster, apart.shapes_of), others=())
     if not loop.writes_rows(plan.loop, plan.trust):
         raise WordsError(
             f"loop={plan.loop}: verify compares the rows and records of dtrain's own loop, and this one does not call "
@@ -95,7 +95,7 @@ def _verify(words: Sequence[str]) -> int:
 
 def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any]:
     """Run a few steps, and compare the metrics with those that the recipe expects."""
-    small = resolve(compose([*config.expect.small, *words]), detect())
+    small = resolve(compose([*config.expect.small, *words]), detect(), apart.shapes_of)
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     held_out = any(name in expect.HELD_OUT for name in expect.asked(config.expect))
     evaluation: dict[str, Any] = {"evaluate_every": last * held_out, "evaluate_samples": small.evaluate_samples}

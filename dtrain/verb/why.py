@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.errors import WordsError, nearest
+from dtrain.launcher import apart
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
 
@@ -16,7 +17,7 @@ def run(words: Sequence[str]) -> int:
     """Words without `=` are the keys, or prefixes of keys, to explain; without any, all keys are shown."""
     keys = [word for word in words if "=" not in word and not word.startswith("-")]
     config = compose([word for word in words if word not in keys])
-    rows = provenance.rows(config, resolve(config, detect()))
+    rows = provenance.rows(config, resolve(config, detect(), apart.shapes_of))
     known = {".".join(row.key.split(".")[:end]) for row in rows for end in range(1, row.key.count(".") + 2)}
     problems = [
         f"{key} (command line): this run has no such value.{nearest(key, known)}" for key in keys if key not in known

@@ -192,6 +192,7 @@ def _plan_on(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | N
     wrong = values.judge(config)
     known = values.without(config, wrong)
     problems, undecided = _follow(PLACE, known, cluster, draft)
+    trace = None if wrong or problems else trace
     try:
         known = auto.chosen(known, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace)
     except Undecided:

@@ -238,6 +238,8 @@ def test_no_process_is_asked_for_a_run_that_is_refused(asked: list[Plan]) -> Non
         (("logger.mine._target_=evil.Logger",), "evil is not trusted"),
         (("trust=[]",), "towers is not trusted"),
         (("batch=-1",), "batch=-1"),
+        (("data=jsonl",), "needs data.targets"),
+        (("data.outputs=few",), "few"),
     ):
         with pytest.raises(WordsError, match=message):
             again(*words)
@@ -283,8 +285,9 @@ def test_whatever_a_model_does_the_process_that_decides_goes_on(
 ) -> None:
     shapes = shapes_of(plan("model=mlp", "data=synthetic", "objective=regression"))
     monkeypatch.setattr(apart, "trace_here", lambda _: (deed(towers.parent), shapes)[1])
-    monkeypatch.setattr(apart, "SECONDS", 0.6)
-    monkeypatch.setattr(apart, "SLOW", 0.4)
+    if deed is hangs:
+        monkeypatch.setattr(apart, "SECONDS", 0.6)
+        monkeypatch.setattr(apart, "SLOW", 0.4)
     with zygote.kept():
         zygote.begin(threads=True)
         began = time.monotonic()

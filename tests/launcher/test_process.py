@@ -1,5 +1,6 @@
 """No process outlives the one that forked it, and no folder in memory the run it belongs to."""
 
+import errno
 import gc
 import os
 import signal
@@ -136,3 +137,19 @@ def test_garbage_of_the_parent_is_not_collected_in_a_child() -> None:
         time.sleep(0.02)
     process.kill(pid)
     assert code == 0
+
+
+def test_a_child_that_nobody_waited_for_is_gone_without_descriptors_of_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", absent)  # as before Linux 5.3
+    reading, writing = os.pipe()
+    pid = process.fork(lambda: os.read(reading, 1))
+    assert not process.is_gone(pid, 0.05)
+    os.write(writing, b".")
+    assert process.is_gone(pid, 10)
+    os.waitpid(pid, 0)
+    assert process.is_gone(pid, 0)

@@ -2,12 +2,14 @@
 unpredicted.
 
 They come from one rank that holds the whole model: a pipeline of pp ranks takes at least 1 / pp of its time, and that
-of the bubble; its fullest rank holds at least 1 / pp of the weights.
+of the bubble, and as long as a rank with its part of the blocks, rounded up; its fullest rank holds at least 1 / pp of
+the weights.
 """
 
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from operator import mul
 from typing import Any, NamedTuple
 
 from dtrain.cluster import Machine
@@ -15,7 +17,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.predict.collectives import collectives, of_data_axes
 from dtrain.predict.measured import figures_of
-from dtrain.predict.schedule import in_flight
+from dtrain.predict.schedule import spots
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import Holding, count_state, gathered, holding_of
 from dtrain.predict.time import (
@@ -76,7 +78,8 @@ class Bounds:
         ) / mesh.pp
         if mesh.pp > 1:
             idle = 0.0 if fact(point.order.order, "splits_backward") else (mesh.pp - 1) / point.order.stages
-            return busy * (1 + idle / count) + sending
+            most = -(-self.shapes.listed // mesh.pp) / max(1, self.shapes.listed)
+            return max(busy * (1 + idle / count), sample.blocks * point.microbatch * count * most) + sending
         exposed = max(0.0, sending - busy) if holding.shards or holding.buckets else sending
         return busy + exposed + sent.contention * (sending - exposed) + sent.update
 
@@ -103,25 +106,25 @@ class Bounds:
         return self._known[key]
 
     def _flying(self, key: tuple[PipelineShape, int, int]) -> float:
-        """Part of the activations of a microbatch that the fullest rank of a pipeline keeps."""
+        """Part of the activations of a microbatch that the first rank of a pipeline keeps: others hardly keep more."""
         (order, pp, few), blocks = key, self.shapes.listed
         if pp == 1 or not blocks:
             return 1.0
-        flying, ranks = in_flight(order, pp, few), [0] * pp
-        sizes = order.sizes([1] * blocks, len(flying))
-        for stage, rank in enumerate(order.owners(pp)):
-            ranks[rank] += flying[stage] * sizes[stage]
-        self._known[key] = max(ranks) / blocks
-        return max(ranks) / blocks
+        owners = order.owners(pp)
+        sizes = [size for size, owner in zip(order.sizes([1] * blocks, len(owners)), owners, strict=True) if owner == 0]
+        part: float = max(sum(map(mul, spot.flying, sizes)) for spot in spots(order, pp, few, 0)) / blocks
+        self._known[key] = part
+        return part
 
 
 class Sample(NamedTuple):
-    """Seconds in which a rank computes and waits for the communication of a sample, and in which it starts the
-    operators of a microbatch; `beside`: one after the other. `saved`: bytes of activations that a sample keeps for its
-    backward.
+    """Seconds in which a rank computes and waits for the communication of a sample, in all and in `blocks` that stages
+    share out, and in which it starts the operators of a microbatch; `beside`: one after the other. `saved`: bytes of
+    activations that a sample keeps for its backward.
     """
 
     seconds: float
+    blocks: float
     launches: float
     beside: bool
     saved: float
@@ -129,17 +132,23 @@ class Sample(NamedTuple):
 
 def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
     starts = start_seconds(plan, shapes.blocks, 0.0)
-    many = replace(plan, batch=BatchShape(plan.batch.data * MANY, MANY, plan.batch.data, 1))
-    calls = tuple(call for call in collectives(many, shapes) if call.what != "gradients")
-    waits = sum(blocking_seconds(many, machine, calls, starts=False).values())  # a call is of a microbatch
-    computing = sum(compute_seconds(many, shapes, shapes.blocks, machine))
+    blocks = replace(shapes, blocks=tuple(block for block in shapes.blocks if block.listed))
     kept = [fact(plan.remat, "keeps"), fact(plan.compile, "keeps")]
     if kept[0] == "inputs" and not recomputed(plan, shapes.listed):
         kept[0] = "all"
     least = (
         min(block.saved[keeps].of(plan) for keeps in kept) * block.count for block in shapes.blocks if block.listed
     )
-    return Sample((computing + waits) / MANY, starts, plan.device == "cpu", KEPT * sum(least))
+    each, inner = (_each(plan, some, machine) for some in (shapes, blocks))
+    return Sample(each, inner, starts, plan.device == "cpu", KEPT * sum(least))
+
+
+def _each(plan: Plan, shapes: Shapes, machine: Machine) -> float:
+    """Seconds of a sample."""
+    many = replace(plan, batch=BatchShape(plan.batch.data * MANY, MANY, plan.batch.data, 1))
+    calls = tuple(call for call in collectives(many, shapes) if call.what != "gradients")
+    waits = sum(blocking_seconds(many, machine, calls, starts=False).values())  # a call is of a microbatch
+    return (sum(compute_seconds(many, shapes, shapes.blocks, machine)) + waits) / MANY
 
 
 class Data(NamedTuple):

@@ -288,17 +288,6 @@ def _is_within(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
     """Maximum number of microbatches in flight in each stage, from their forward to the end of their backward."""
-    return _most_in_flight(_class_of(shape), shape, pp, microbatches)
-
-
-@lru_cache(maxsize=512)
-def _most_in_flight(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
-    most, flying = [0] * (pp * shape.stages), [0] * (pp * shape.stages)
-    for rank in range(pp):
-        for kind, stage, _ in _actions(made, shape, pp, microbatches, rank):
-            if kind == "F":
-                flying[stage] += 1
-                most[stage] = max(most[stage], flying[stage])
-            elif kind != "I":
-                flying[stage] -= 1
-    return tuple(most)
+    ranks = [[spot.flying for spot in spots(shape, pp, microbatches, rank)] for rank in range(pp)]
+    most = [map(max, zip(*counts, strict=True)) for counts in ranks]
+    return tuple(next(most[owner]) for owner in shape.owners(pp))

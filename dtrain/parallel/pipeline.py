@@ -17,7 +17,8 @@ from dtrain.mesh import Mesh
 from dtrain.model import evaluating, own_class
 from dtrain.objective import answer, logits_of
 from dtrain.objective.head import Deferred, untouched
-from dtrain.parallel.stages import cut, emptied, keep, table_of, view
+from dtrain.parallel.flow import flaw
+from dtrain.parallel.stages import cut, emptied, keep, stage_of, table_of, view
 from dtrain.parallel.transfers import LeanStage
 from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
@@ -77,6 +78,7 @@ class Pipeline(nn.Module):
             )
         table, _ = table_of(model)
         names = cut(model, mesh.shape.pp * shape.stages, shape.split)
+        self._stage_of = stage_of(model, names)
         self.owners = shape.owners(mesh.shape.pp)
         mine = [index for index, owner in enumerate(self.owners) if owner == mesh.coordinate["pp"]]
         keep(model, [name for index in mine for name in names[index]], table)
@@ -143,17 +145,19 @@ class Pipeline(nn.Module):
             ) from error
 
     def _check_flow(self, x: Tensor, others: dict[str, Tensor]) -> None:
-        """Once: raises WordsError if the model changes hidden states outside of the modules of its table."""
+        """Once: raises WordsError if the model treats hidden states outside of the modules of its table as no stage
+        can.
+        """
         if self._checked:
             return
         mine = next(iter(self.stages.values()))
         empty = Stage(emptied(mine.model), self._autocast)
         empty.keyword = mine.keyword
-        out = empty(x, **others)
-        if out.shape != x.shape or not torch.equal(out, x):
+        wrong = flaw(empty.model, lambda x: empty(x, **others), x, self._stage_of)
+        if wrong:
             raise WordsError(
-                f"mesh.pp: {own_class(mine.model).__name__} changes hidden states outside of the modules of its table, "
-                "and every stage would do so again. Move that into one of the modules, or leave out mesh.pp."
+                f"mesh.pp: {own_class(mine.model).__name__} {wrong}. Move that into one of the modules, or leave out "
+                "mesh.pp."
             )
         self._checked = True
 

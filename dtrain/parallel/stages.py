@@ -44,6 +44,13 @@ def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[
     return [[name for group in islice(rest, size) for name in group] for size in sizes]
 
 
+def stage_of(model: nn.Module, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Name of each module -> the number of its stage; without dropout, which changes no hidden state in evaluation."""
+    nothing = nn.Identity | nn.modules.dropout._DropoutNd
+    named = ((name, number) for number, names in enumerate(stages) for name in names)
+    return {name: number for name, number in named if not isinstance(model.get_submodule(name), nothing)}
+
+
 def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
     """Replace the modules of `table` that are not in `names` by PassThrough, in place."""
     for name in set(table) - set(names):

@@ -22,11 +22,12 @@ LONGEST = (
     "lifecycle/test_loaders.py", "test_rehearsal.py", "test_api.py", "faults/test_crash_points.py", "predict/test_memory.py", "faults/test_nccl.py",
     "predict/test_collectives.py", "verb/test_evaluate.py", "compile/test_blocks.py", "invariance/test_layouts.py", "checkpoint/test_sharded.py",
     "launcher/test_warm.py", "test_package.py", "lifecycle/test_slowdown.py", "data/test_collate.py", "loop/test_agreement.py", "loop/test_spike.py",
-    "backend/test_mpi.py", "data/test_ray.py", "faults/test_kills.py", "house/test_readme.py", "launcher/test_external.py", "launcher/test_kubernetes.py",
-    "launcher/test_mpi.py", "launcher/test_slurm.py", "launcher/test_spark.py", "launcher/test_ssh.py", "sweep/test_crew.py", "sweep/test_engine.py",
-    "sweep/test_foreign.py", "sweep/test_weights.py", "test_spark.py", "test_submissions.py",
+    "sweep/test_engine.py", "launcher/test_slurm.py", "backend/test_mpi.py", "faults/test_kills.py", "sweep/test_crew.py", "data/test_ray.py",
+    "launcher/test_ssh.py", "faults/test_sweep_kills.py", "launcher/test_kubernetes.py", "tests/test_spark.py", "house/test_readme.py", "launcher/test_mpi.py",
+    "verb/test_tokenize.py", "launcher/test_external.py", "sweep/test_weights.py", "launcher/test_spark.py", "sweep/test_foreign.py", "launcher/test_ray.py",
+    "faults/test_sweep_points.py", "test_submissions.py",
 )  # fmt: skip
-"""Files that begin first, so that no worker ends long after the others."""
+"""Files that begin first, in this order, so that no worker ends long after the others, and clusters of several engines do not start at once."""
 END_SECONDS = 30.0
 
 
@@ -58,7 +59,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     files: dict[Any, list[pytest.Item]] = {}
     for item in session.items:
         files.setdefault(item.path, []).append(item)
-    waiting = deque(sorted(files.values(), key=lambda items: not str(items[0].path).endswith(LONGEST)))
+    waiting = deque(sorted(files.values(), key=lambda items: _place(items[0].path)))
     running: dict[Connection, _Worker] = {}
     try:
         while waiting or running:
@@ -78,6 +79,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     finally:
         _end([worker.pid for worker in running.values()])
     return True
+
+
+def _place(path: Path) -> int:
+    """Of a file in the order in which files begin."""
+    return next((place for place, name in enumerate(LONGEST) if str(path).endswith(name)), len(LONGEST))
 
 
 def _end(pids: list[int]) -> None:

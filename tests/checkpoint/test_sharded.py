@@ -164,9 +164,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.mark.often(
     "adamw-fsdp 2",
-    "adamw-hsdp 4",
     "muon-fsdp 2",
-    "*average-single",
+    "split*average-single",
     "*average-pp 2 x fsdp 2",
     "*average-ddp 2 x tp 2",
     "experts, average-fsdp 4, ep 2",

@@ -17,7 +17,7 @@ from dtrain.storage.disk import Disk
 
 pytestmark = pytest.mark.campaign("kills")
 
-MOST = 150
+MOST = 110
 """More than a job has operations."""
 
 

@@ -46,12 +46,15 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One operator. `passed`: the gradient of `out` becomes that of the inputs without a copy."""
+    """One operator. `passed`: the gradient of `out` becomes that of the inputs without a copy; `temporary`: live in its
+    backward alone.
+    """
 
     inputs: tuple[Value, ...]
     out: Value
     saved: tuple[Value, ...]
     passed: bool = False
+    temporary: tuple[Value, ...] = ()
 
 
 class ActivationModel:
@@ -85,8 +88,9 @@ class ActivationModel:
             "deferred_wgrad": _sum(self._deferred_wgrad),
             "ends": _sum(self._ends(out)),
         }
+        peak_live, saved["transient"] = self._peak_live(out)
         return Block(
-            self.name, count, listed, tuple(self.weights), saved, self._peak_live(out), self.work, self.backward_work,
+            self.name, count, listed, tuple(self.weights), saved, peak_live, self.work, self.backward_work,
             self.attention_work,
             self.work + self.attention_work - self._tail, round(out.numbers),
             (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
@@ -97,12 +101,18 @@ class ActivationModel:
     # operators
 
     def op(
-        self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, deferred_wgrad: bool = False
+        self,
+        inputs: Sequence[Value],
+        out: Value,
+        *saved: Value,
+        passed: bool = False,
+        deferred_wgrad: bool = False,
+        temporary: Sequence[Value] = (),
     ) -> Value:
         """Record one operator. `deferred_wgrad`: it has a weight, whose gradient is computed from that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
         self._deferred_wgrad += [out] * deferred_wgrad
-        self._steps.append(Step(tuple(inputs), out, saved, passed))
+        self._steps.append(Step(tuple(inputs), out, saved, passed, tuple(temporary)))
         self._tail = 0 if saved else self._tail
         return out
 
@@ -152,19 +162,26 @@ class ActivationModel:
         if self.fused:
             return self.op([x], result, x, statistics, deferred_wgrad=bool(name))
         high = self.cast(x, 4)
-        scaled = self.op([high], Value(x.numbers, 4, x.layout), high, statistics)
-        return self.op([scaled], result, *((scaled,) if name else ()), deferred_wgrad=bool(name))
+        # in the backward of a mean of squares: the gradient of a square, the number again, its double
+        temporary = [Value(x.numbers, 4, x.layout) for _ in range(3)]
+        scaled = self.op([high], Value(x.numbers, 4, x.layout), high, statistics, temporary=temporary)
+        if name:
+            scaled = self.op([scaled], Value(x.numbers, 4, result.layout), scaled, deferred_wgrad=True)
+        return self.op([scaled], result) if result.bytes < 4 or not name else scaled
 
     def rotate(self, x: Value) -> Value:
         return self.op([x], Value(x.numbers, self.types.compute, x.layout))
 
-    def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, context: str) -> Value:
-        """Scaled dot-product attention. `context`: ulysses: the output is copied, because it came from other ranks."""
+    def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, context: str, ranks: int) -> Value:
+        """Scaled dot-product attention of `ranks` that share a sequence. `context`: ulysses: the output is copied,
+        because it came from other ranks; ring: keys, values and their gradients pass by in the backward
+        (dtrain/parallel/ring.py).
+        """
         self.attentions.append(shape)
         self.attention_work += 2 * shape.heads * shape.head * shape.tokens**2
         sums, out = Value(shape.heads * shape.tokens, 4, q.layout), Value(q.numbers, shape.bytes, q.layout)
         self._products += [out, sums]
-        self.op([q, k, v], out, q, k, v, out, sums)
+        self.op([q, k, v], out, q, k, v, out, sums, temporary=_passing(q, k, v, ranks) if context == "ring" else ())
         return self.op([out], Value(out.numbers, out.bytes, out.layout)) if context == "ulysses" else out
 
     def add(self, a: Value, b: Value) -> Value:
@@ -218,28 +235,43 @@ class ActivationModel:
                 same |= {id(value) for value in step.inputs if users[id(value)] == 1 and value.bytes == step.out.bytes}
         yield from (value for value in self._deferred_wgrad if id(value) in same)
 
-    def _peak_live(self, out: Value) -> LayoutBytes:
-        """Peak live memory of the backward, from the last step to the first: saved tensors and flowing gradients."""
+    def _peak_live(self, out: Value) -> tuple[LayoutBytes, LayoutBytes]:
+        """Peak live memory of the backward, from the last step to the first: saved tensors, flowing gradients and what
+        is temporary; and the peak of what neither was saved nor waits for the gradient of a weight.
+        """
         holders = Counter(one for step in self._steps for one in {id(value) for value in step.saved})
         alive = {id(value): value for step in self._steps for value in step.saved}
+        waiting = {id(value) for value in self._deferred_wgrad}
         flowing = {id(out): out}
-        most, best = 0.0, LayoutBytes()
+        every, passing = list[list[Value]](), list[list[Value]]()
         for step in reversed(self._steps):
             inputs = [value for value in step.inputs if value.trained and id(value) not in flowing]
             if step.passed:
                 flowing.pop(id(step.out), None)
                 inputs = inputs[:1]
             flowing |= {id(value): value for value in inputs}
-            now = [*alive.values(), *flowing.values()]
-            size = sum(value.size for value in now)
-            if size > most:
-                most, best = size, _tally(now)
+            every.append([*alive.values(), *flowing.values(), *step.temporary])
+            passing.append([*(value for one, value in flowing.items() if one not in waiting), *step.temporary])
             flowing.pop(id(step.out), None)
             for one in {id(value) for value in step.saved}:
                 holders[one] -= 1
                 if not holders[one]:
                     alive.pop(one)
-        return best
+        return _largest(every), _largest(passing)
+
+
+def _largest(moments: Sequence[Sequence[Value]]) -> LayoutBytes:
+    return _tally(max(moments, key=lambda values: sum(value.size for value in values), default=()))
+
+
+def _passing(q: Value, k: Value, v: Value, ranks: int) -> list[Value]:
+    """In the backward of a ring, beside the gradients of q, k and v: their sums in fp32, those of keys and values of
+    another rank, its keys and values (of two others, if there are), and the gradients of the block before and of this
+    one, where a causal mask leaves half of the keys.
+    """
+    pairs, high = k.numbers + v.numbers, q.numbers + 2 * (k.numbers + v.numbers)
+    low = pairs * (min(ranks, 3) - 1) + q.numbers + pairs / 2
+    return [Value(high, 4, q.layout), Value(low, q.bytes, q.layout)]
 
 
 def _sum(values: Iterable[Value]) -> LayoutBytes:

@@ -9,7 +9,6 @@ the weights.
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from operator import mul
 from typing import Any, NamedTuple
 
 from dtrain.cluster import Machine
@@ -17,7 +16,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.predict.collectives import collectives, of_data_axes
 from dtrain.predict.measured import figures_of
-from dtrain.predict.schedule import spots
+from dtrain.predict.schedule import actions
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import Holding, count_state, gathered, holding_of
 from dtrain.predict.time import (
@@ -111,10 +110,12 @@ class Bounds:
         if pp == 1 or not blocks:
             return 1.0
         owners = order.owners(pp)
-        sizes = [size for size, owner in zip(order.sizes([1] * blocks, len(owners)), owners, strict=True) if owner == 0]
-        part: float = max(sum(map(mul, spot.flying, sizes)) for spot in spots(order, pp, few, 0)) / blocks
-        self._known[key] = part
-        return part
+        sizes, flying, most = order.sizes([1] * blocks, len(owners)), 0, 0
+        for kind, stage, _ in actions(order, pp, few, 0):
+            flying += {"F": sizes[stage], "I": 0}.get(kind, -sizes[stage])
+            most = max(most, flying)
+        self._known[key] = most / blocks
+        return most / blocks
 
 
 class Sample(NamedTuple):

@@ -36,14 +36,15 @@ NEXT = "sequence_parallel"
 @dataclass(frozen=True)
 class Run:
     """Inputs of the formulas besides the model's arguments. `tokens` per sample; `context`: the way in which ranks that
-    share a sequence attend to all of it, or empty; `cast`: inputs are cast to another type; `chunk`: that of the
-    objective, whose backward computes logits `again`.
+    share a sequence, `ranks` of them, attend to all of it, or empty; `cast`: inputs are cast to another type; `chunk`:
+    that of the objective, whose backward computes logits `again`.
     """
 
     types: Types
     fused: bool
     tokens: int
     context: str
+    ranks: int
     cast: bool
     task: str
     chunk: int | str = 0
@@ -65,7 +66,7 @@ def shapes(plan: Plan) -> Shapes | None:
         return None
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
-        flowing(plan), plan.device == "cuda", tokens, context, types_of(plan).param != 4, task,
+        flowing(plan), plan.device == "cuda", tokens, context, plan.mesh.cp, types_of(plan).param != 4, task,
         plan.objective.get("chunk", 0), again_of(plan),
     )  # fmt: skip
     return FORMULAS[formula](part, run)
@@ -165,7 +166,8 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), context=run.context)
+    shape = Attention(H, K, D, D, T, run.types.compute)
+    out = tape.attention(q, k, v, shape, context=run.context, ranks=run.ranks)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 

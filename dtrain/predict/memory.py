@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import reference
-from dtrain.predict.peak_memory import Flight, Moment, Sizes, flight, moments, pipelined, sizes_of
+from dtrain.predict.in_flight import Flight, flight, pipelined
+from dtrain.predict.peak_memory import Moment, Sizes, moments, sizes_of
 from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
 from dtrain.predict.view import kinds

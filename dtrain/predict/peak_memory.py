@@ -17,12 +17,15 @@ from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.schedule import first_rounds, spots
 from dtrain.predict.shapes import Block, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
 Moment = dict[str, float]
 """Live memory at one moment: name -> bytes."""
+
+
+PARTS = ("saved_input", "saved_output", "deferred_wgrad", "ends", "transient")
+"""Of `Block.saved`, in the order of the last fields of Sizes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Sizes:
     microbatches (`summed`), on the wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the
     backward (`saved`), of these the block's input (`saved_input`) and output (`saved_output`); peak live memory of its
     backward (`peak_live`), the output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`),
-    with the part that only the following block needs (`ends`).
+    with the part that only the following block needs (`ends`), and what passes beside them (`transient`).
     """
 
     count: int
@@ -51,6 +54,7 @@ class Sizes:
     saved_output: float
     deferred_wgrad: float
     ends: float
+    transient: float
 
 
 def sizes_of(plan: Plan, shapes: Shapes, blocks: Sequence[Block], place: int = 0) -> Iterator[Sizes]:
@@ -90,7 +94,7 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
         saved * micro, peak_live * micro + chunk + casts - kept, block.passes * flowing(plan).param * micro / split,
-        *(block.saved[way].of(plan) * micro for way in ("saved_input", "saved_output", "deferred_wgrad", "ends")),
+        *(block.saved[way].of(plan) * micro for way in PARTS),
     )  # fmt: skip
 
 
@@ -161,7 +165,7 @@ def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]
             continue
         for last in {True, not several}:
             yield "backward", inside(place) | _sharded(state, place, blocks, several=several, last=last)
-        yield "reduction", _reduced(state, place, blocks, several=several)
+        yield "reduction", _reduced(plan, place, blocks, several=several)
     if state.shards:
         root = [size for size in blocks if not size.unit]
         ends = total(blocks, "end")
@@ -223,11 +227,11 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
-def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
+def _reduced(plan: Plan, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
     """Memory while a block's gradients are reduced: its activations and gathered weights are freed."""
     if not place.block.unit:
         return {}
-    root = total(place.behind, "made", unit=False)
+    state, root = holding_of(plan), total(place.behind, "made", unit=False)
     if several and state.every:
         gradients = total(blocks, "end")
     elif several:
@@ -235,133 +239,11 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
         root = total(blocks, "summed", unit=False)
     else:
         gradients = total(place.behind, "end", unit=True)
-    way = (place.block.made if state.every or not several else place.block.summed) + place.block.sent + place.block.end
+    block = place.block
+    copied = (block.made if state.every or not several else block.summed) + block.sent
+    # gloo reduces a copy of what is sent
+    way = max(copied, block.sent * (1 + (plan.device == "cpu")) + block.end)
     return {
         "activations": total(place.before, "saved"), "gradients": gradients + root,
         "gathered blocks": _gathered(state, place, blocks, last=True, own=False), "gradients on their way": way,
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Flight:
-    """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, and the output
-    `sent` to the next stage. In its backward: the gradient that was `received`, live memory of a block, then the
-    gradient sent (`returned`), and memory that waits for the weight backward (`left`).
-
-    `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
-    one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
-    `leads`: it is the first stage of all.
-    """
-
-    saved: float
-    sent: float
-    received: float
-    first: tuple[float, float]
-    later: tuple[float, float]
-    gradients: float
-    returned: float
-    left: float
-    leads: bool
-
-
-def pipelined(
-    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], flights: Sequence[Flight], rank: int
-) -> Iterator[tuple[str, Moment]]:
-    """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
-    keeps all blocks gathered. `flights`: of each of the stages.
-    """
-    state, blocks = holding_of(plan), [size for stage in stages for size in stage]
-    # inputs of all microbatches, concatenated
-    base = {
-        "gathered blocks": total(blocks, "whole") if state.shards else 0.0,
-        "inputs": shapes.inputs * plan.batch.local / plan.mesh.cp,
-    }
-    for moment in _in_flight(plan, flights, rank):
-        yield "backward", base | moment
-    if state.shards:
-        way = max(size.sent for size in blocks) + total(blocks, "end")
-        yield "reduction", base | {"gradients": total(blocks, "summed"), "gradients on their way": way}
-
-
-def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, handed: Sequence[float]) -> Flight:
-    """Memory of one microbatch in a stage of the pipeline. What comes from another rank is in a receive buffer until it
-    was used; a stage on the same rank gets the tensor itself. `handed`: bytes that each stage sends to the next.
-
-    The graph below a weight stays alive until its gradient is computed (torch/distributed/pipelining/_backward.py of
-    torch 2.13); the first stage leaves everything to the weight backward.
-    """
-    owners = plan.pipeline.owners(plan.mesh.pp)
-    first, last = stage == 0, stage == len(owners) - 1
-    returns = shapes.returns.of(plan) * plan.batch.microbatch
-    saved = total(blocks, "saved") + total(blocks, "casts")
-    first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
-    for place in places(blocks):
-        live, block = sum(inside(place).values()) - saved, place.block
-        first_spots.append((live, total(place.behind, "summed") + block.largest))
-        # FSDP2 converts the gradients of a block together
-        later_spots.append((live, block.largest if block.made == block.summed else block.made))
-    first_spots.append((blocks[0].saved_input * 2 - saved, total(blocks, "summed")))
-    before = not first and owners[stage - 1] != owners[stage]
-    own = 0.0 if first else blocks[0].saved_input
-    return Flight(
-        saved + returns * last + (max(own, handed[stage - 1]) if before else 0.0) - own,
-        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
-        0.0 if last else handed[stage],
-        max(first_spots, key=sum),
-        max(later_spots, key=sum),
-        total(blocks, "summed"),
-        handed[stage - 1] if before else 0.0,
-        0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
-        first,
-    )
-
-
-def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:
-    """The moments of a rank when it holds the most, and when it holds the most activations.
-
-    A stage keeps what it sent until it sends again.
-    """
-    count, shape, pp = plan.batch.accumulate, plan.pipeline, plan.mesh.pp
-    if fact(shape.order, "keeps") == "all":
-        yield from _all_in_flight(count, flights)
-        return
-    always = sum(each.sent + each.returned for each in flights)
-    best, most = Moment(), 0.0
-    for spot in spots(shape, pp, first_rounds(shape, count, pp), rank):
-        here, kind, flying = flights[spot.place], spot.kind, always
-        for each, some, left in zip(flights, spot.flying, spot.left, strict=True):
-            flying += some * (each.saved + each.sent) + left * (each.left + each.received)
-        now = flying + here.received * (kind != "W") + here.left * (kind == "I")
-        moment = _backward(flights, spot.begun, spot.place, now, kind)
-        best = max(best, moment, key=lambda moment: sum(moment.values()))
-        most = max(most, flying + (here.left + here.received) * (kind == "I"))  # up to the backward of the weights
-    yield best
-    yield {"activations": most}
-
-
-def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
-    """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
-    flying, begun = count * sum(each.saved + each.sent for each in flights), [False] * len(flights)
-    for place in reversed(range(len(flights))):
-        here = flights[place]
-        yield _backward(flights, begun, place, flying + here.received, "B")
-        begun[place] = True
-        if count > 1:
-            yield _backward(flights, begun, place, flying - here.saved - here.sent + here.received, "B")
-        flying -= count * (here.saved + here.sent)
-
-
-def _backward(flights: Sequence[Flight], begun: Sequence[bool], place: int, flying: float, kind: str) -> Moment:
-    """Memory in a backward, with `flying` activations; stages that have `begun` have gradients. The first stage of
-    all, whose inputs need no gradient, does all of its backward with that of the weights.
-    """
-    here = flights[place]
-    live, way = here.later if begun[place] else here.first
-    if kind == "W" and not here.leads:
-        live = 0.0
-    elif kind == "I":
-        way = 0.0
-    return {
-        "activations": flying + min(0.0, live), "inside a block": max(0.0, live), "gradients on their way": way,
-        "gradients": sum(each.gradients for each, done in zip(flights, begun, strict=True) if done),
     }  # fmt: skip

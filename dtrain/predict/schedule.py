@@ -7,7 +7,7 @@ ranks.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import le
@@ -119,6 +119,53 @@ def _refuse_count(
         )
 
 
+def transfers(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Action, ...]:
+    """The actions of `rank`, with those of kind < and > by which it begins to receive an input and the gradient of an
+    output. A rank with one stage receives what its next action needs; others as torch orders it (`_add_send_recv` in
+    torch/distributed/pipelining/schedules.py): once another rank has it, or its own later stage.
+    """
+    return _transfers(_class_of(shape), shape, pp, microbatches)[rank]
+
+
+@lru_cache(maxsize=64)
+def _transfers(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Action, ...]]:
+    owners, ranks = shape.owners(pp), [actions(shape, pp, microbatches, rank) for rank in range(pp)]
+    last = len(owners) - 1
+    if shape.stages == 1:
+        return [tuple(each for action in mine for each in _received(action, last)) for mine in ranks]
+    mixed, done, begun = [list[Action]() for _ in ranks], set[tuple[str, int, int]](), [0] * pp
+    left = sum(map(len, ranks))
+    while left:
+        before = left
+        for rank, mine in enumerate(ranks):
+            if begun[rank] == len(mine):
+                continue
+            action = kind, stage, index = mine[begun[rank]]
+            way, source, target = ("F", stage - 1, stage + 1) if kind == "F" else ("B", stage + 1, stage - 1)
+            if kind != "W" and 0 <= source <= last and (way, source, index) not in done:
+                continue
+            mixed[rank].append(action)
+            begun[rank] += 1
+            left -= 1
+            if kind == "W":
+                continue
+            done.add((way, stage, index))
+            if 0 <= target <= last and (kind != "F" or owners[target] != rank):
+                mixed[owners[target]].append(Action("<" if kind == "F" else ">", target, index))
+        if left == before:
+            raise _deadlock(shape, pp, microbatches)
+    return [tuple(each) for each in mixed]
+
+
+def _received(action: Action, last: int) -> Iterator[Action]:
+    kind, stage, index = action
+    if kind == "F" and stage:
+        yield Action("<", stage, index)
+    elif kind in "BI" and stage < last:
+        yield Action(">", stage, index)
+    yield action
+
+
 class Step(NamedTuple):
     """One action in an order that every rank can follow: where its seconds are in a table of kinds and stages, and the
     places of the result of another rank that it waits for and of its own (NONE, UNUSED: there is none).
@@ -162,11 +209,15 @@ def _in_order(made: Hashable, shape: PipelineShape, pp: int, microbatches: int) 
                 steps.append(Step(action, rank, KINDS.index(kind) * len(owners) + stage, needed, target))
                 position[rank] += 1
         if len(steps) == before:
-            raise WordsError(
-                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks "
-                "deadlock. Its order must run first what another rank waits for."
-            )
+            raise _deadlock(shape, pp, microbatches)
     return steps
+
+
+def _deadlock(shape: PipelineShape, pp: int, microbatches: int) -> WordsError:
+    return WordsError(
+        f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks deadlock. Its "
+        "order must run first what another rank waits for."
+    )
 
 
 def _begins(
@@ -240,17 +291,27 @@ def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0)
     return 1 - microbatches * each / length_of(shape, pp, microbatches, None, 0.0, again)
 
 
+Marks = tuple[bool, ...]
+
+
 class Spot(NamedTuple):
-    """A moment of a rank, when it begins a backward of `kind` in the stage at `place` of its own. Of each of them:
-    microbatches between their forward and the end of their backward (`flying`), those of them whose weight gradients
-    are still to come (`left`), and whether any was finished (`begun`).
+    """A moment of a rank, when it begins a backward of `kind` in the stage at `place` of its own. `counts`: of each of
+    them the microbatches between their forward and the end of their backward; those whose input came and whose forward
+    did not begin; whose gradient came and is needed; whose own gradient was sent back and is held; and whose weight
+    gradients are still to come. Whether any was finished (`begun`), whether another backward of the stage came after it
+    or it was a full one (`added`), and whether the last backward was one of the weights alone (`apart`).
     """
 
     kind: str
     place: int
-    flying: tuple[int, ...]
-    left: tuple[int, ...]
-    begun: tuple[bool, ...]
+    counts: tuple[tuple[int, ...], ...]
+    begun: Marks
+    added: Marks
+    apart: Marks
+
+    @property
+    def flying(self) -> tuple[int, ...]:
+        return tuple(counts[0] for counts in self.counts)
 
 
 def spots(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
@@ -261,24 +322,38 @@ def spots(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[
 @lru_cache(maxsize=1024)
 def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
     mine = [stage for stage, owner in enumerate(shape.owners(pp)) if owner == rank]
-    flying, left, begun = [0] * len(mine), [0] * len(mine), [False] * len(mine)
-    most = dict[tuple[str, int, tuple[int, ...], tuple[bool, ...]], list[tuple[int, ...]]]()
-    for kind, stage, _ in _actions(made, shape, pp, microbatches, rank):
+    flying, early, received, back, left = ([0] * len(mine) for _ in range(5))
+    begun, added, apart = ([False] * len(mine) for _ in range(3))
+    most = dict[tuple[str, int, Marks, Marks, Marks], list[tuple[int, ...]]]()
+    for kind, stage, _ in _transfers(made, shape, pp, microbatches)[rank]:
         place = mine.index(stage)
+        if kind in "<>":
+            (early if kind == "<" else received)[place] += 1
+            continue
         if kind == "F":
             flying[place] += 1
+            early[place] = max(0, early[place] - 1)  # the first stage, and one whose input is of its own rank, has none
+            back[place] *= shape.stages == 1  # what was sent is held until something is sent again
             continue
-        now, others = tuple(flying), most.setdefault((kind, place, tuple(left), tuple(begun)), [])
+        now = (*flying, *early, *received, *back, *left)
+        others = most.setdefault((kind, place, tuple(begun), tuple(added), tuple(apart)), [])
         if not any(_is_within(now, other) for other in others):
             others[:] = [*(other for other in others if not _is_within(other, now)), now]
+        added[place] |= kind == "B" or stage == 0 or (kind == "I" and apart[place])
+        apart[place] = kind == "W" and stage > 0
+        if kind != "W":
+            back[place] = 1
         if kind == "I":
             left[place] += 1
             continue
         begun[place] = True
         flying[place] -= 1
+        received[place] = max(0, received[place] - 1)
         left[place] -= kind == "W"
     return tuple(
-        Spot(kind, place, now, open_, done) for (kind, place, open_, done), others in most.items() for now in others
+        Spot(kind, place, tuple(now[each :: len(mine)] for each in range(len(mine))), *marks)
+        for (kind, place, *marks), every in most.items()
+        for now in every
     )
 
 

@@ -145,8 +145,8 @@ class Block:
     belongs to the root, except the `head`, which is sharded separately. `saved`: for the backward in the plan's
     precision, in total (`all`), with remat=selective (`products`) and with remat=full (`inputs`); of `all`, the block's
     input (`saved_input`) and output (`saved_output`); `deferred_wgrad`: gradients that a backward of the inputs leaves
-    for that of the weights; `ends`: the part of both that is not needed if no block follows. `peak_live`: peak live
-    memory of the backward.
+    for that of the weights; `ends`: the part of both that is not needed if no block follows; `transient`: what else
+    lives in it at its peak, 0 if not known. `peak_live`: peak live memory of the backward.
 
     `uses`: how often one forward runs it; `grad_out`: it has a backward; `stays`: it is the last one in the model's
     lists but not the last to run; `chunk`: of a head whose logits exist a few tokens at a time. `work`,

@@ -5,8 +5,9 @@ Autograd's saved-tensor hooks show what is kept; the formulas of torch.utils.flo
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ ATTENTION = "scaled_dot_product"
 BINCOUNT = torch.ops.aten.bincount.default
 OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
 HEADS = ("colwise_gather_output", "colwise_rep")
-WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends")
+WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends", "transient")
 
 
 @dataclass
@@ -59,6 +60,14 @@ class Saved:
 
     tensor: Tensor
     part: Part
+
+
+@dataclass
+class Moment:
+    """Bytes alive when memory came into being in the backward of a part."""
+
+    part: Part
+    live: float
 
 
 def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -104,6 +113,8 @@ class Watch(TorchDispatchMode):
         self._inputs: set[int] = set()
         self._last = 0, 0, "stream"
         self._before: dict[int, float] = {}
+        self._moments: list[Moment] = []
+        self._born: dict[int, int] = {}
         self.chunk: Chunk | None = None
         self.returns, self.tables = LayoutBytes(), 0
         """`tables`: bytes that several parts share and that get no gradient, such as rotations and masks."""
@@ -147,9 +158,8 @@ class Watch(TorchDispatchMode):
 
     def expect(self, weight: Tensor) -> Tensor:
         """A gradient for a weight, which counts as none of the activations."""
-        self.alive -= nbytes(weight)
         gradient = torch.zeros_like(weight)
-        self._known.add(storage(gradient))
+        self._set_apart(gradient)
         return gradient
 
     def _use_weight(self, tensor: Tensor) -> None:
@@ -235,19 +245,40 @@ class Watch(TorchDispatchMode):
         """A forward pre-hook: a module with its own weights begins."""
         self.reached.setdefault(name, len(self.parts))
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, loss: Tensor) -> None:
         self.backward = True
+        for node, places in weight_edges(loss.grad_fn, self._trained):
+            node.register_hook(partial(self._made, places))
         sizes: dict[int, float] = {}
         for part in self.parts:
             sizes[id(part)] = 0.0
             self._before[id(part)] = sum(sizes.values())
             sizes[id(part)] = sum(part.saved["all"].values())
 
+    def end_backward(self) -> None:
+        for moment in self._moments:
+            moment.part.peak_live = max(moment.part.peak_live, moment.live - self._before[id(moment.part)])
+
     def settle(self, weight: Tensor) -> None:
-        """The gradient of `weight` is complete: it no longer counts as an activation."""
-        if weight.grad is not None and storage(weight.grad) not in self._known:
-            self._known.add(storage(weight.grad))
-            self.alive -= nbytes(weight.grad)
+        """The gradient of `weight` is complete."""
+        if weight.grad is not None:
+            self._set_apart(weight.grad)
+
+    def _made(self, places: Sequence[int], gradients: Sequence[Tensor | None], _: Any) -> None:
+        """A node of the graph has its gradients, of which those at `places` are of weights alone."""
+        others = {storage(each) for index, each in enumerate(gradients) if each is not None and index not in places}
+        for each in (gradients[index] for index in places):
+            if each is not None and storage(each) not in others:
+                self._set_apart(each)
+
+    def _set_apart(self, gradient: Tensor) -> None:
+        """A gradient of a weight: it counts as no activation, from the moment on at which its memory came."""
+        key, size = storage(gradient), nbytes(gradient)
+        if key not in self._known:
+            self._known.add(key)
+            self.alive -= size
+            for moment in self._moments[self._born.get(key, len(self._moments)) :]:
+                moment.live -= size
 
     def _how(self, tensor: Tensor) -> str:
         return self._layouts.get(storage(tensor), "stream")
@@ -270,13 +301,14 @@ class Watch(TorchDispatchMode):
         self.alive += size
         weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
         if self.backward:
-            self.part.peak_live = max(self.part.peak_live, self.alive - self._before[id(self.part)])
+            self._born[key] = len(self._moments)
+            self._moments.append(Moment(self.part, self.alive))
 
     def _gone(self, key: int, size: int) -> None:
         """Forget a freed storage: another one may get its address."""
         self.alive -= size * (key not in self._known)
         self._known.discard(key)
-        for notes in (self._layouts, self._keepers, self._products, self._deferred_wgrad):
+        for notes in (self._layouts, self._keepers, self._products, self._deferred_wgrad, self._born):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -307,6 +339,31 @@ class Listener(TorchFunctionMode):
             named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
             self._watch.attend(*args[:3], **named)
         return func(*args, **(kwargs or {}))
+
+
+def weight_edges(root: Any, weights: Collection[int]) -> Iterator[tuple[Any, list[int]]]:
+    """Nodes of the graph below `root` with the places of gradients that lead to nothing but weights, given by their
+    storages.
+    """
+    leads: dict[Any, bool] = {}
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        below = [each for each, _ in node.next_functions if each is not None]
+        missing = [each for each in below if each not in leads]
+        if missing:
+            stack += missing
+            continue
+        stack.pop()
+        if node in leads:
+            continue
+        if hasattr(node, "variable"):
+            leads[node] = storage(node.variable) in weights
+            continue
+        leads[node] = bool(below) and all(leads[each] for each in below)
+        places = [index for index, (each, _) in enumerate(node.next_functions) if each is not None and leads[each]]
+        if places:
+            yield node, places
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

@@ -126,8 +126,9 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
                     watch.returns = LayoutBytes(logits=nbytes(logits))
                 loss = loss_of(objective, out, _compared(objective, out, batch)).sum
                 del out, logits
-            watch.begin_backward()
+            watch.begin_backward(loss)
             loss.backward()
+            watch.end_backward()
     except DtrainError as error:
         if not _takes_two(model, objective, precision, batch):
             raise

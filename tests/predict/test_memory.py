@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from metering import count
 from pool import resident
-from predicted import ALL, FOREIGN, PIPELINE, QUICK, ROUGH, Compared, compare, planned
+from predicted import ALL, FOREIGN, PIPELINE, QUICK, Compared, compare, planned
 from small import plan
 
 from dtrain.cluster import Cluster, detect
@@ -52,10 +52,9 @@ def check(words: str, within: float = 0.1) -> Compared:
 
 
 def check_peak(words: str) -> None:
-    """Activations and peak within 5%, but for those that are named."""
-    within = ROUGH.get(words, 0.05)
-    for row in check(words, within).rows:
-        assert row.peak == pytest.approx(1, abs=within)
+    """Activations and peak within 5%."""
+    for row in check(words, 0.05).rows:
+        assert row.peak == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.often(

@@ -10,7 +10,17 @@ from dtrain.config import files
 from dtrain.config.facts import about, fact
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
-from dtrain.predict.schedule import Action, actions, bubble, first_rounds, in_flight, length_of, spots, timeline
+from dtrain.predict.schedule import (
+    Action,
+    actions,
+    bubble,
+    first_rounds,
+    in_flight,
+    length_of,
+    spots,
+    timeline,
+    transfers,
+)
 from dtrain.resolve.pipeline import check_microbatches
 
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
@@ -79,6 +89,30 @@ def test_the_order_is_torchs(word: str, pp: int, count: int) -> None:
         assert [[tuple(action) for action in actions(shape, pp, count, rank)] for rank in range(pp)] == of_torch(
             word, pp, stages, count
         )
+
+
+MULTI = [word for word in SCHEDULES if shape_of(word).stages > 1]
+
+
+@pytest.mark.parametrize("word", MULTI)
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (3, 6), (4, 8)])
+def test_a_rank_begins_to_receive_where_torch_has_it(word: str, pp: int, count: int) -> None:
+    shape, kinds = shape_of(word), schedules._ComputationType
+    owners = shape.owners(pp)
+    begun = {
+        rank: [schedules._Action(stage, kinds(kind), index) for kind, stage, index in actions(shape, pp, count, rank)]
+        for rank in range(pp)
+    }
+    ours = {name: kind for kind, name in LETTERS.items()} | {"<": "RECV_F", ">": "RECV_B"}
+    for rank, theirs in schedules._add_send_recv(begun, lambda stage: owners[stage], len(owners)).items():  # type: ignore[arg-type]
+        mine = [
+            each for each in transfers(shape, pp, count, rank) if each.kind != ">" or owners[each.stage + 1] != rank
+        ]
+        assert [(ours[kind], stage, index) for kind, stage, index in mine] == [
+            (each.computation_type.name, each.stage_index, each.microbatch_index)
+            for each in theirs
+            if not each.computation_type.name.startswith("SEND")
+        ]
 
 
 @pytest.mark.parametrize("word", SCHEDULES)

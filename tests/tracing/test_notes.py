@@ -77,7 +77,7 @@ def test_the_gradient_of_a_weight_is_taken_off_once() -> None:
     watch = Watch(linear, [x])
     with watch:
         loss = linear(x).sum()
-        watch.begin_backward()
+        watch.begin_backward(loss)
         loss.backward()
         for weight in linear.parameters():
             watch.settle(weight)

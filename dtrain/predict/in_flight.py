@@ -1,0 +1,162 @@
+"""Live memory of one rank of a pipeline: microbatches are in flight in its stages, from their forward to the end of
+their backward.
+
+    forward      its input and what is saved for the backward, until that has ended
+    backward     the gradient received, live memory of a block, the gradient sent back; one of the inputs alone keeps
+                 all, with the gradients that wait for the weights
+    reduction    of the gradients of all stages, after the last backward
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtrain.config.facts import fact
+from dtrain.planned import Plan
+from dtrain.predict.peak_memory import Moment, Sizes, inside, places, total
+from dtrain.predict.schedule import Spot, first_rounds, spots
+from dtrain.predict.shapes import Shapes
+from dtrain.predict.state_bytes import holding_of
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Bytes of one microbatch in one stage. From its forward on: tensors `saved` for the backward, of which the input
+    `given` by another rank comes before, and the output `sent` to the next stage. In its backward: the gradient that
+    was `received`, live memory of a block, then the gradient sent (`returned`), and memory that waits for the weight
+    backward (`left`).
+
+    `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
+    one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
+    `inner`: live memory beyond `saved` and `left` in a backward of the inputs, which lets go of nothing.
+    `narrow`: gradients that a weight backward leaves in the type of the products, until the next backward adds them.
+    `leads`: it is the first stage of all.
+    """
+
+    given: float
+    saved: float
+    sent: float
+    received: float
+    first: tuple[float, float]
+    later: tuple[float, float]
+    gradients: float
+    returned: float
+    left: float
+    inner: float
+    narrow: float
+    leads: bool
+
+
+def pipelined(
+    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], flights: Sequence[Flight], rank: int
+) -> Iterator[tuple[str, Moment]]:
+    """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
+    keeps all blocks gathered. `flights`: of each of the stages.
+    """
+    state, blocks = holding_of(plan), [size for stage in stages for size in stage]
+    # inputs of all microbatches, concatenated
+    base = {
+        "gathered blocks": total(blocks, "whole") if state.shards else 0.0,
+        "inputs": shapes.inputs * plan.batch.local / plan.mesh.cp,
+    }
+    for moment in _in_flight(plan, flights, rank):
+        yield "backward", base | moment
+    if state.shards:
+        way = max(size.sent for size in blocks) + total(blocks, "end")
+        yield "reduction", base | {"gradients": total(blocks, "summed"), "gradients on their way": way}
+
+
+def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, handed: Sequence[float]) -> Flight:
+    """Memory of one microbatch in a stage of the pipeline. What comes from another rank is in a receive buffer until it
+    was used; a stage on the same rank gets the tensor itself. `handed`: bytes that each stage sends to the next.
+
+    The graph below a weight stays alive until its gradient is computed (torch/distributed/pipelining/_backward.py of
+    torch 2.13); the first stage leaves everything to the weight backward.
+    """
+    owners = plan.pipeline.owners(plan.mesh.pp)
+    first, last = stage == 0, stage == len(owners) - 1
+    returns = shapes.returns.of(plan) * plan.batch.microbatch
+    saved = total(blocks, "saved") + total(blocks, "casts")
+    first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
+    for place in places(blocks):
+        live, block = sum(inside(place).values()) - saved, place.block
+        if not last and not total(place.behind, "count"):
+            live -= handed[stage]  # the gradient of the output was received
+        first_spots.append((live, total(place.behind, "summed") + block.largest))
+        # FSDP2 converts the gradients of a block together
+        later_spots.append((live, block.largest if block.made == block.summed else block.made))
+    first_spots.append((blocks[0].saved_input * 2 - saved, total(blocks, "summed")))
+    before = not first and owners[stage - 1] != owners[stage]
+    own = 0.0 if first else blocks[0].saved_input
+    given = max(own, handed[stage - 1]) if before else 0.0
+    return Flight(
+        given,
+        saved + returns * last + given - own,
+        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
+        0.0 if last else handed[stage],
+        max(first_spots, key=sum),
+        max(later_spots, key=sum),
+        total(blocks, "summed"),
+        handed[stage - 1] if before else 0.0,
+        0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
+        max(size.transient for size in blocks),
+        0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
+        first,
+    )
+
+
+def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:
+    """The moments of a rank when it holds the most, and when it holds the most activations."""
+    count, shape, pp = plan.batch.accumulate, plan.pipeline, plan.mesh.pp
+    if fact(shape.order, "keeps") == "all":
+        yield from _all_in_flight(count, flights)
+        return
+    # torch's schedule of one stage keeps the first output that it sent
+    always = sum(each.sent for each in flights) if shape.stages == 1 else 0.0
+    best, most = Moment(), 0.0
+    for spot in spots(shape, pp, first_rounds(shape, count, pp), rank):
+        flying = always + sum(_held(each, counts) for each, counts in zip(flights, spot.counts, strict=True))
+        moment = _backward(flights, spot, flying + flights[spot.place].left * (spot.kind == "I"))
+        best = max(best, moment, key=lambda moment: sum(moment.values()))
+        most = max(most, flying)
+    yield best
+    yield {"activations": most}
+
+
+def _held(each: Flight, counts: Sequence[int]) -> float:
+    """Activations of all microbatches in a stage."""
+    sizes = each.saved + each.sent, each.given, each.received, each.returned, each.left
+    return sum(count * size for count, size in zip(counts, sizes, strict=True))
+
+
+def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
+    """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
+    flying = count * sum(each.saved + each.sent for each in flights)
+    for place in reversed(range(len(flights))):
+        here = flights[place]
+        for done in {0, min(1, count - 1)}:
+            begun = tuple(other > place - done for other in range(len(flights)))
+            spot = Spot("B", place, (), begun, begun, (False,) * len(flights))
+            yield _backward(flights, spot, flying - done * (here.saved + here.sent) + here.received)
+        flying -= count * (here.saved + here.sent)
+
+
+def _backward(flights: Sequence[Flight], spot: Spot, flying: float) -> Moment:
+    """Memory in a backward, with `flying` activations. The first stage of all, whose inputs need no gradient, does all
+    of its backward with that of the weights.
+    """
+    here = flights[spot.place]
+    live, way = here.later if spot.begun[spot.place] else here.first
+    if spot.kind == "W" and not here.leads:
+        live, way = 0.0, here.narrow or way
+    elif spot.kind == "I":
+        live, way = max(live, here.inner), 0.0
+    places = (place for place, apart in enumerate(spot.apart) if apart and (place != spot.place or spot.kind != "W"))
+    return {
+        "activations": flying + min(0.0, live), "inside a block": max(0.0, live),
+        "gradients on their way": way + sum(flights[place].narrow for place in places),
+        "gradients": sum(
+            each.gradients
+            for each, begun, added in zip(flights, spot.begun, spot.added, strict=True)
+            if (added if each.narrow else begun)
+        ),
+    }  # fmt: skip

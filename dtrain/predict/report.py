@@ -52,7 +52,8 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
     """Rows of words to type."""
     listed = list(changes)
     if not listed:
-        yield "try", "more memory, more nodes, or a smaller model: none of the changes that were tried is enough"
+        enough = "more memory, more nodes, or a smaller model: none of the changes that were tried is enough"
+        yield "try", f"{enough}; dtrain plan best, without strategy and mesh, tries every layout"
     wide = max((len(" ".join(change.words)) for change in listed), default=0)
     for change in listed:
         time = change.prediction.time

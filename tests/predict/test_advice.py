@@ -1,14 +1,20 @@
 """Words that would make a plan fit: each one, typed, does."""
 
+import random
+import re
+from collections.abc import Iterator
 from functools import cache
 
+import pytest
+from resolve.test_pairs import SIZES
 from small import plan as planned
 
 from dtrain.cluster import Cluster
+from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.predict.advice import MOST, Change, advise
 from dtrain.predict.prediction import Prediction, predict
-from dtrain.predict.report import advice, warning
+from dtrain.predict.report import advice, duration, size, warning
 from dtrain.tracing import shapes_of
 
 B8 = (
@@ -81,3 +87,39 @@ def test_the_warning_before_a_run_is_one_line() -> None:
     _, prediction, _ = tried(f"{B8} strategy=ddp batch=8")
     assert "\n" not in warning(prediction)
     assert "dtrain plan" in warning(prediction)
+
+
+def too_large(seed: int) -> Iterator[str]:
+    """Words of runs that rules take; most of them do not fit."""
+    pick = random.Random(seed).choice
+    while True:
+        words = f"precision={pick(['auto', 'bf16', 'fp32'])} data=synthetic {SIZES[pick(['1B', '8B', '13B', '34B', '70B', 'moe 47B', 'moe 7B'])]}"
+        words += f" cluster={pick(['h100x8', 'a100x8', 'l40sx8', 'b200x8'])} nodes={pick([1, 2, 3, 4])} devices={pick([1, 2, 4, 6, 8])}"
+        words += f" strategy={pick(['single', 'ddp', 'fsdp', 'zero1', 'zero2', 'zero3', 'hsdp', 'pipeline'])} batch={pick([8, 12, 24, 48, 96])}"
+        words += pick(["", "", " mesh.tp=2", " mesh.tp=4", " mesh.pp=2", " mesh.pp=3", " microbatch=1", " remat=full"])
+        try:
+            planned(*words.split(), on=Cluster(gpus=0, cpus=4))
+        except WordsError:
+            continue
+        yield words
+
+
+@pytest.mark.campaign("fuzz")
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_plan_says_to_try_is_as_good_as_it_says(seed: int) -> None:
+    given, looked = too_large(seed), 0
+    while looked < 3:
+        words = next(given)
+        plan, prediction, changes = tried(words)
+        if prediction.fits or not changes:
+            continue
+        looked += 1
+        for _, row in advice(changes, plan):
+            typed = re.match(r"(?:[\w.]+=\S+ )+", row)
+            assert typed
+            better = planned(*words.split(), *typed[0].split(), on=Cluster(gpus=0, cpus=4))
+            said = predict(better, shapes_of(better))
+            assert said.fits and said.time
+            assert better.devices <= better.cluster["gpus"], row
+            assert size(said.memory.peak) in row and duration(said.time.seconds) in row
+            assert better.world == plan.world or f"on {better.world} ranks" in row

@@ -6,6 +6,7 @@
 Padded positions do not count in the loss, so it does not depend on which rows share a batch.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any
@@ -19,8 +20,10 @@ from dtrain.data import IGNORE
 from dtrain.errors import WordsError
 
 MASK = "attention_mask"
-ZERO = (MASK, "token_type_ids", "position_ids")
+ZERO = (MASK, "decoder_attention_mask", "token_type_ids", "position_ids")
 """Inputs that are padded with 0, not with the padding token."""
+EACH = {MASK: "input_ids", "decoder_attention_mask": "decoder_input_ids", "token_type_ids": "input_ids"}
+"""Inputs that have an entry for each token, and the input that has the tokens."""
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 
@@ -44,6 +47,20 @@ def tensors(part: Any, name: str) -> Any:
     if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
     return value.float() if value.dtype in FLOATS else value
+
+
+def check_entries(inputs: Any, name: str, *, place: int = 0) -> None:
+    """Raises WordsError, with the `name` of a sample, if a mask has not one entry for each token: padded, it would hide
+    a token or show padding. `place`: the dimension of the tokens, 1 in a batch.
+    """
+    for mask, tokens in EACH.items():
+        if isinstance(inputs, Mapping) and mask in inputs and tokens in inputs:
+            have, want = (math.prod(inputs[each].shape[place : place + 1]) for each in (mask, tokens))
+            if have != want:
+                raise WordsError(
+                    f"{name} {mask} has {have} entries and {tokens} has {want}. Write one for each token, or leave "
+                    f"{mask} out of data.inputs."
+                )
 
 
 def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:

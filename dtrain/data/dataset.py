@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import MASK, joined, stack, tensors, tree
+from dtrain.data.collate import MASK, check_entries, joined, stack, tensors, tree
 from dtrain.data.order import _mix64
 from dtrain.data.shift import next_targets
 from dtrain.data.split import Scattered, Split
@@ -74,6 +74,8 @@ class Samples:
         if self.collate:
             return _converted(_pick(self.collate(samples), self.keys, "data.collate: a batch"), "data.collate:")
         converted = [_converted(each, f"{self._name(int(i))}:") for i, each in zip(index, samples, strict=True)]
+        for i, (inputs, _) in zip(index, converted, strict=True):
+            check_entries(inputs, f"{self._name(int(i))}:")
         masked = self.pad is not None and MASK in _names(self.keys[0])
         try:
             return stack(converted, pad=self.pad, length=self.length, masked=masked)
@@ -214,6 +216,7 @@ class Dataset:
         if self._batched:
             whole = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
             inputs, targets = _converted(whole, "data.dataset:")
+            check_entries(inputs, "data.dataset:", place=1)
         elif self._workers:
             return self._processes.ask(index, epoch, self._joined)()
         else:

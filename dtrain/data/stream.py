@@ -57,12 +57,13 @@ def as_source(built: Any) -> Source:
 
 class Stream:
     """An endless iterator with a StepBatch per step. `count(batch)` is the objective's number of targets that count in
-    a batch on the CPU; `end`: the position in the global order beyond which nothing is read ahead.
+    a batch on the CPU; `end`: the position in the global order beyond which nothing is read ahead; `check(batch)`
+    raises for samples, on the CPU, that the model cannot take.
     """
 
     def __init__(
         self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int],
-        end: float = math.inf,
+        end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None,
     ) -> None:  # fmt: skip
         self.seen = self.first = 0
         """Samples seen or skipped, and the position of the newest step in the global order."""
@@ -77,7 +78,7 @@ class Stream:
         """Why there is no further step, once a stream has ended."""
         self._replayed = source if isinstance(source, Streamed) else None
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
-        self._end = end
+        self._end, self._check = end, check
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         self._buckets = self._sorting()
@@ -283,6 +284,8 @@ class Stream:
         else:
             parts = places.reshape(-1, self._batch.microbatch) if self._buckets else [places]
             batches = [self._source.take(*self._order(part)) for part in parts]
+        for each in batches:
+            self._check(each)
         return batches if self._mesh.device.type == "cpu" else [{**tree(Tensor.pin_memory, each)} for each in batches]
 
     def _mine(self, firsts: list[int]) -> Indices:

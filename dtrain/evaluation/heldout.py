@@ -19,6 +19,7 @@ from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
+from dtrain.model.limits import limits_of
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
 from dtrain.objective.figures import figures
 from dtrain.objective.head import deferring
@@ -91,7 +92,7 @@ def evaluate(
     forward, on all ranks: True cuts the evaluation short, without metrics. `tell` is called with a warning if the model
     draws random numbers.
     """
-    indices, first = chosen(source, samples), Shapes()
+    indices, first, limits = chosen(source, samples), Shapes(), limits_of(model)
     sums, count = dict[str, torch.Tensor](), 0
     chunk = 0 if metrics else chunk_asked(objective)  # metrics read all logits
     if metrics:
@@ -103,7 +104,7 @@ def evaluate(
             begin = start + mesh.data_rank * microbatch
             idle = begin >= len(indices)
             mine = indices[:1] if idle else indices[begin : begin + microbatch]
-            batch = source.take(mine, np.zeros_like(mine))
+            limits.check(batch := source.take(mine, np.zeros_like(mine)))
             if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
             batch = context.split(batch) if context else batch

@@ -28,6 +28,7 @@ from dtrain.lifecycle.stop import StopSignal
 from dtrain.loop.assemble import Parts
 from dtrain.loop.step import call
 from dtrain.model import evaluating, seeds
+from dtrain.model.limits import limits_of
 from dtrain.objective import answer
 from dtrain.planned import Plan
 from dtrain.result import Result, Status, versions
@@ -136,12 +137,14 @@ def _told(parts: Parts, act: Callable[[], Any]) -> Any:
 def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str | None) -> Tensor:
     """The answers [N, K] to these samples in fp32 on the CPU, on every rank."""
     mesh, mine = parts.mesh, list[Tensor]()
-    forwards = -(-len(index) // batch)
+    forwards, limits = -(-len(index) // batch), limits_of(parts.model)
     for first in range(0, forwards, mesh.data_ranks):
         number = first + mesh.data_rank
         idle = number >= forwards
         taken = index[:batch] if idle else index[number * batch : (number + 1) * batch]
-        given = to_device(source.take(taken, np.zeros_like(taken)), mesh.device)
+        rows = source.take(taken, np.zeros_like(taken))
+        limits.check(rows)
+        given = to_device(rows, mesh.device)
         compile.begin()
         seeds.reseed(0, number, mesh.batch_rank)
         with parts.precision.autocast(mesh.device):

@@ -20,6 +20,7 @@ from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
 from dtrain.model import construct
+from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
 from dtrain.objective import Objective, chunk_asked, prepared
@@ -154,7 +155,10 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     schedule: Schedule = build(plan.schedule, Schedule, steps=plan.steps)
     seed = derive(plan.seed, "data")
     end = plan.last_step * plan.batch.size
-    stream = Stream(parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end)
+    stream = Stream(
+        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end,
+        check=limits_of(model).check,
+    )  # fmt: skip
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,
         precision=parts.precision, seed=plan.seed, context=parts.context, reference=parts.reference,

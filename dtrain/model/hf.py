@@ -43,7 +43,8 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
         import transformers
     except ImportError as error:
         raise PreflightError("model=hf: transformers is not installed. Type pip install 'dtrain[hf]'.") from error
-    described = {**read(name), **config}
+    there = read(name)
+    described = {**there, **config}
     kind = str(described.pop("model_type", ""))
     if kind not in transformers.CONFIG_MAPPING:
         own = " Its code is in the repository, which is not run." if "auto_map" in described else ""
@@ -53,6 +54,7 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
             "type model._target_=<package.Class> trust=[<package>]."
         )
     _check_sizes(name, described)
+    _check_entries(kind, there, config)
     try:
         built = transformers.AutoConfig.for_model(kind, **described)
         maker = getattr(transformers, TASKS[task])
@@ -69,6 +71,8 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
             f"model.name={name} model.task={task}: {' and '.join(zeros) or 'an entry of 0'} in config.json or "
             "model.config: no such model can be built. Type model.config={<entry>: <a number from 1>}."
         ) from error
+    except KeyError as error:  # a name that transformers looks up, such as that of an activation
+        raise WordsError(f"model.name={name} model.task={task}: {_unknown_value(error, described)}") from error
     except Exception as error:  # of any class of any model
         raise WordsError(f"model.name={name} model.task={task}: {' '.join(str(error).split())[:300]}") from error
     if head == "new":
@@ -111,6 +115,48 @@ def _check_sizes(name: str, described: Mapping[str, Any]) -> None:
                 f"model.name={name}: {key}={value} in config.json or model.config: at most {MOST_LAYERS} layers can be "
                 "built."
             )
+
+
+def _check_entries(kind: str, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raises WordsError for entries of model.config that transformers would keep without using them."""
+    import transformers
+
+    for key in ("dtype", "torch_dtype"):
+        if key in config:
+            raise WordsError(
+                f"model.config={{{key}: {config[key]}}}: the type of the weights is that of the run. Type "
+                "precision=bf16_true for weights in bf16, precision=bf16 for products in it."
+            )
+    for key in config:
+        if key in there or key == "model_type" or key.endswith("_implementation"):
+            continue
+        try:
+            known = transformers.CONFIG_MAPPING[kind]()
+            entries = {**there, **config}
+            entries.pop("model_type", None)
+            used, left = (
+                transformers.AutoConfig.for_model(kind, **given).to_dict()
+                for given in (entries, {name: value for name, value in entries.items() if name != key})
+            )
+        except Exception:  # of any class: told where it is built
+            return
+        if not hasattr(known, key) and {**used, key: None} == {**left, key: None}:
+            allowed = [*known.to_dict(), *known.attribute_map]
+            raise WordsError(
+                f"model.config: {type(known).__name__} has no {key}.{nearest(key, allowed)} Leave it out, or write it "
+                "into config.json if the code of the model reads it."
+            )
+
+
+def _unknown_value(error: KeyError, described: Mapping[str, Any], path: str = "") -> str:
+    """Which entry has the value that is not known."""
+    sought = error.args[0] if error.args else None
+    for key, value in described.items():
+        if isinstance(value, Mapping) and (inside := _unknown_value(error, value, f"{path}{key}.")):
+            return inside
+        if isinstance(value, str) and value == sought:
+            return f"{path}{key}: {value} in config.json or model.config is not known to transformers."
+    return "" if path else f"{sought!r} is not known to transformers."
 
 
 def _is_size(key: str, value: Any) -> bool:

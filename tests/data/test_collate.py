@@ -134,6 +134,26 @@ def test_rows_are_padded_to_the_longest_of_the_batch() -> None:
     assert (source.holdout() or source) is source
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_mask_that_is_not_as_long_as_its_row_is_refused(padded: bool) -> None:
+    """Padded, it would hide the last token without a word."""
+    rows = [{"input_ids": [5, 6, 7], "attention_mask": [1] * (2 if row == 3 else 3), "labels": 0} for row in range(6)]
+    source = Dataset(
+        rows, inputs=["input_ids", "attention_mask"], targets="labels", pad=0 if padded else None, holdout=0
+    )
+    at = source.original(np.arange(6)).tolist().index(3)
+    with pytest.raises(WordsError, match="sample 3: attention_mask has 2 entries and input_ids has 3"):
+        take(source, at)
+
+
+def test_the_mask_of_a_decoder_is_padded_with_0() -> None:
+    names = ("input_ids", "decoder_input_ids", "decoder_attention_mask")
+    rows = [{**{name: [1] * (row + 1) for name in names}, "labels": 0} for row in range(3)]
+    given = take(Dataset(rows, inputs=names, targets="labels", pad=7, holdout=0), 0, 1, 2)["inputs"]
+    assert (given["decoder_input_ids"] == 7).equal(given["decoder_attention_mask"] == 0)
+    assert (given["decoder_input_ids"] == 7).sum() == 3
+
+
 def test_an_attention_mask_is_made_where_it_is_asked_for() -> None:
     batch = take(Dataset(Rows(), inputs=["input_ids", "attention_mask"], targets="labels", pad=12, length=10), 0, 1, 2)[
         "inputs"

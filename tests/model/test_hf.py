@@ -126,6 +126,7 @@ def test_what_was_tuned_is_evaluated_and_goes_on(folder: Path, tmp_path: Path) -
         ({"model_type": "lama"}, "has no model of the type 'lama'. Did you mean llama?"),
         ({"model_type": "own", "auto_map": {"AutoConfig": "x.y"}}, "Its code is in the repository, which is not run"),
         ({"hidden_size": "x"}, "Field 'hidden_size' expected int"),
+        ({"hidden_act": "gelo"}, "hidden_act: gelo in config.json or model.config is not known to transformers"),
         ({"model_type": "vit"}, "model.task=causal_lm: Unrecognized configuration class"),
     ],
 )
@@ -133,6 +134,34 @@ def test_what_cannot_be_built_is_told(config: dict[str, object], sentence: str, 
     with pytest.raises(WordsError) as refused:
         load(name=str(folder), task="causal_lm", weights="random", config=config)
     assert sentence in str(refused.value) and str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"hidden_sise": 64}, "LlamaConfig has no hidden_sise. Did you mean hidden_size?"),
+        ({"model_type": "gpt2", "n_layers": 2}, "GPT2Config has no n_layers. Did you mean n_layer?"),
+        ({"torch_dtype": "bfloat16"}, "Type precision=bf16_true"),
+        ({"dtype": "float99"}, "Type precision=bf16_true"),
+    ],
+)
+def test_an_entry_that_nothing_would_use_is_refused(config: dict[str, object], sentence: str, folder: Path) -> None:
+    with pytest.raises(WordsError) as refused:
+        load(name=str(folder), task="causal_lm", weights="random", config=config)
+    assert sentence in str(refused.value)
+
+
+def test_an_entry_of_an_older_config_is_used(folder: Path, tmp_path: Path) -> None:
+    """Beside rope_parameters transformers drops rope_theta; without, it becomes a part of them."""
+    described = json.loads((folder / "config.json").read_text())
+    del described["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    config = {"rope_theta": 77.0, "num_labels": 3, "attn_implementation": "eager"}
+    model = load(name=str(tmp_path), task="causal_lm", weights="random", config=config)
+    assert model.config.rope_parameters["rope_theta"] == 77.0  # type: ignore[union-attr,index]
+    assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+    with pytest.raises(WordsError, match="LlamaConfig has no rope_theta"):
+        load(name=str(folder), task="causal_lm", weights="random", config={"rope_theta": 77.0})
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,10 @@ CHUNK = {"cpu": 512, "cuda": 2048}
 """Tokens whose logits exist at a time where the vocabulary is large; a GPU multiplies fewer rows slowly: on an H200 the
 loss of 8,192 tokens and a vocabulary of 128,256 takes 50 ms by 512 tokens, 36 by 2,048 and 34 by 8,192.
 """
+BLOCK = {"cpu": 1 << 20, "cuda": 32 << 20}
+"""Bytes of the logits that a loss has in fp32 at a time where it is not compiled, so that they stay in the cache of a
+core, or of a GPU.
+"""
 
 
 def chunk_of(chunk: int | str, vocabulary: int, device: str) -> int:

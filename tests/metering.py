@@ -242,7 +242,8 @@ class Recorded:
 def count(plan: Plan) -> dict[str, int]:
     """One rank: the loop of train.py without logs, of which one step is watched. In bytes; `flops` are this rank's operations of a step,
     `saved` what it writes of a checkpoint, without headers."""
-    with build(plan.backend).open():
+    # a loss has some rows of logits in fp32 for each thread
+    with build(plan.backend).open(), patch.object(torch, "get_num_threads", lambda: plan.threads):
         before = {each._cdata for each in storages()}
         mesh = Mesh(plan.mesh, device=plan.device)
         parts = assemble(plan, mesh)

@@ -19,8 +19,13 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import offset
-from dtrain.objective import check_targets
+from dtrain.objective import check_targets, fused
 from dtrain.objective.head import Deferred, local_parts
+
+WRITTEN = {"cpu"}
+"""Devices on which a loss is never compiled: torch's kernels in a cache take a half to a third of the time of what its
+compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
+"""
 
 
 def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
@@ -40,7 +45,7 @@ def cross_entropy(logits: Deferred, targets: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Vocabulary:
     """This rank's part of it: from `first` on, of `whole` tokens, split over `group`; `rows` tokens are a chunk, whose
-    matrices are multiplied in `product`.
+    matrices are multiplied in `product`. `compiled`: what lies between these products is.
     """
 
     first: int
@@ -48,6 +53,7 @@ class Vocabulary:
     group: dist.ProcessGroup | None
     rows: int
     product: torch.dtype
+    compiled: bool
 
     def chunks(self, count: int) -> Iterator[slice]:
         return (slice(first, first + self.rows) for first in range(0, count, self.rows))
@@ -58,10 +64,12 @@ def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
     if logits.loss is not None:
         return logits.loss(hidden, weight, bias, targets.numel() * (function is _Each), function is _Each)
     group = logits.weight.device_mesh.get_group() if isinstance(logits.weight, DTensor) else None
-    vocabulary = Vocabulary(offset(logits.weight)[0], logits.shape[-1], group, logits.rows, logits.dtype)
+    compiled = logits.compiled and hidden.device.type not in WRITTEN
+    vocabulary = Vocabulary(offset(logits.weight)[0], logits.shape[-1], group, logits.rows, logits.dtype, compiled)
     try:
-        nats: Tensor = function.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), vocabulary)
-        return nats
+        with torch.autocast(hidden.device.type, enabled=False):  # the types are chosen here, as in the backward
+            nats: Tensor = function.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), vocabulary)
+            return nats
     except (IndexError, RuntimeError):
         check_targets(targets, logits.shape[-1])
         raise
@@ -79,41 +87,49 @@ class Chunks:
         counts = targets != IGNORE
         # gather refuses these itself, so a GPU need not be synchronised to check them
         outside = counts & ((targets < 0) | (targets >= how.whole))
-        self._index, self.counts = index.where(self._here | outside, 0), counts
+        self._taken, self._index = index.where(self._here | outside, 0), index.where(self._here, -1)
+        self.counts = counts.float()
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """(hidden states in the type of the products, logits in fp32) of a chunk."""
+        """(hidden states, logits) of a chunk, in the type of the products."""
         x_RC = self._hidden[rows].to(self._how.product)
-        return x_RC, F.linear(x_RC, self.weight_VC, self._bias).float()
+        return x_RC, F.linear(x_RC, self.weight_VC, self._bias)
 
-    def nats(self, rows: slice, logits_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(cross entropy, largest logit, sum of the exponentials of what logits are below it) of each token of a chunk.
-        `logits_RV` becomes these exponentials.
+    def nats_(self, rows: slice, logits_RV: Tensor) -> Tensor:
+        """Cross entropy of each token of a chunk; `logits_RV` becomes the gradient of their sum."""
+        if self._how.group is None:
+            targets_R, index_R, counts_R = self._targets(rows, logits_RV), self._index[rows], self.counts[rows]
+            return fused.nats_(logits_RV, targets_R, index_R, counts_R, compiled=self._how.compiled)
+        nats_R, sums_2R = self.nats(rows, logits_RV)
+        self.gradient_(rows, logits_RV, sums_2R, torch.ones_like(nats_R))
+        return nats_R
+
+    def nats(self, rows: slice, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """(cross entropy of each token of a chunk; the largest logit and the sum of the exponentials of what logits are
+        below it [2, R], of the whole vocabulary).
         """
-        index_R, group = self._index[rows], self._how.group
-        largest_R = logits_RV.new_full((len(logits_RV),), -torch.inf)
-        if logits_RV.shape[1]:  # else the vocabulary has fewer tokens than there are ranks
-            largest_R = logits_RV.amax(1)
+        group, (largest_R, sums_R) = self._how.group, fused.sums(logits_RV, compiled=self._how.compiled)
         if group is not None:
+            mine_R, largest_R = largest_R, largest_R.clone()
             dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
-        logits_RV.sub_(largest_R[:, None])
-        both_2R = logits_RV.new_zeros((2, len(largest_R)))
-        if logits_RV.shape[1]:
-            both_2R[1] = logits_RV.gather(1, index_R[:, None])[:, 0] * self._here[rows]
-        both_2R[0] = logits_RV.exp_().sum(1)
+            sums_R = sums_R * (mine_R - largest_R).exp()
+        below_R = (self._targets(rows, logits_RV) - largest_R).where(self._index[rows] >= 0, 0.0)
+        both_2R = torch.stack((sums_R, below_R))
         if group is not None:
             dist.all_reduce(both_2R, group=group)
-        return (both_2R[0].log() - both_2R[1]) * self.counts[rows], largest_R, both_2R[0]
+        sums_R, below_R = both_2R
+        return (sums_R.log() - below_R) * self.counts[rows], torch.stack((largest_R, sums_R))
 
-    def gradient(self, rows: slice, exp_RV: Tensor, sums_R: Tensor | float, scale_R: Tensor | float) -> Tensor:
-        """Of the logits of a chunk, in the type of the products, from their exponentials, which are overwritten, and
-        the sums of these.
-        """
-        scale_R = scale_R * self.counts[rows]
-        exp_RV.mul_((scale_R / sums_R)[:, None])
-        if exp_RV.shape[1]:
-            exp_RV.scatter_add_(1, self._index[rows][:, None], -(scale_R * self._here[rows])[:, None].to(exp_RV.dtype))
-        return exp_RV.to(self._how.product)
+    def gradient_(self, rows: slice, logits_RV: Tensor, sums_2R: Tensor, scale_R: Tensor) -> None:
+        """`logits_RV` becomes the gradient of the tokens of a chunk, times `scale`."""
+        (largest_R, sums_R), scale_R = sums_2R, scale_R * self.counts[rows]
+        fused.gradient_(logits_RV, largest_R, sums_R, self._index[rows], scale_R, compiled=self._how.compiled)
+
+    def _targets(self, rows: slice, logits_RV: Tensor) -> Tensor:
+        """The logits of the targets in this part of the vocabulary, or any number, in fp32."""
+        if not logits_RV.shape[1]:  # the vocabulary has fewer tokens than there are ranks
+            return self.counts[rows]
+        return logits_RV.gather(1, self._taken[rows, None])[:, 0].float()
 
 
 class Gradients:
@@ -155,8 +171,8 @@ class _Sum(torch.autograd.Function):
 
         def add(rows: slice) -> Tensor:  # in which a chunk ends before the next begins
             x_RC, logits_RV = chunks.logits(rows)
-            nats_R, _, sums_R = chunks.nats(rows, logits_RV)
-            gradients.add(rows, x_RC, chunks.gradient(rows, logits_RV, sums_R, 1.0), chunks.weight_VC)
+            nats_R = chunks.nats_(rows, logits_RV)
+            gradients.add(rows, x_RC, logits_RV, chunks.weight_VC)
             return nats_R.sum()
 
         for rows in how.chunks(len(hidden_NC)):
@@ -177,24 +193,23 @@ class _Each(torch.autograd.Function):
     ) -> Tensor:
         chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, how)
         nats_N = hidden_NC.new_empty(len(hidden_NC), dtype=torch.float32)
-        sums_N = torch.empty_like(nats_N)
+        sums_2N = nats_N.new_empty((2, len(nats_N)))
         for rows in how.chunks(len(hidden_NC)):
-            nats_N[rows], largest_R, sums_R = chunks.nats(rows, chunks.logits(rows)[1])
-            sums_N[rows] = sums_R.log() + largest_R
-        ctx.save_for_backward(hidden_NC, weight_VC, bias, targets_N, sums_N)
+            nats_N[rows], sums_2N[:, rows] = chunks.nats(rows, chunks.logits(rows)[1])
+        ctx.save_for_backward(hidden_NC, weight_VC, bias, targets_N, sums_2N)
         ctx.how = how
         return nats_N
 
     @staticmethod
     def backward(ctx: Any, scale_N: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_NC, weight_VC, bias, targets_N, sums_N = ctx.saved_tensors
+        hidden_NC, weight_VC, bias, targets_N, sums_2N = ctx.saved_tensors
         chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, ctx.how)
         gradients = Gradients(hidden_NC, ctx.needs_input_grad)
 
         def add(rows: slice) -> None:
             x_RC, logits_RV = chunks.logits(rows)
-            exp_RV = logits_RV.sub_(sums_N[rows, None]).exp_()
-            gradients.add(rows, x_RC, chunks.gradient(rows, exp_RV, 1.0, scale_N[rows]), chunks.weight_VC)
+            chunks.gradient_(rows, logits_RV, sums_2N[:, rows], scale_N[rows])
+            gradients.add(rows, x_RC, logits_RV, chunks.weight_VC)
 
         for rows in ctx.how.chunks(len(hidden_NC)):
             add(rows)

@@ -62,6 +62,9 @@ def deferring(chunk: int | str, *, again: bool = False, device: str = "") -> Ite
 class Head(nn.Linear):
     """A linear layer to logits, which `deferring` puts off."""
 
+    compiled = False
+    """Whether what lies between the products of its loss is."""
+
     def forward(self, input: Tensor) -> Tensor:
         rows = chunk_of(_chunk, self.out_features, _device or input.device.type)
         if torch.is_grad_enabled():  # hooks on the result need its gradient
@@ -70,12 +73,13 @@ class Head(nn.Linear):
             rows = 0
         if not rows:
             return super().forward(input)
-        return Deferred(input, self.weight, self.bias, rows=rows, again=_again)
+        return Deferred(input, self.weight, self.bias, rows=rows, again=_again, compiled=self.compiled)
 
 
 class Deferred(Tensor):
     """Logits [..., V] = `hidden` [..., C] @ `weight` [V, C] + `bias`, not computed yet; `rows`: tokens of a chunk.
-    `again`: a backward computes it again. `finish`: what tensor parallelism does to the product.
+    `again`: a backward computes it again. `compiled`: what lies between the products of its loss is. `finish`: what
+    tensor parallelism does to the product.
     """
 
     hidden: Tensor
@@ -83,6 +87,7 @@ class Deferred(Tensor):
     bias: Tensor | None
     rows: int
     again: bool
+    compiled: bool
     autocast: torch.dtype | None
     """The type of autocast where the head was called."""
     finish: Callable[[Tensor], Tensor] | None
@@ -92,19 +97,21 @@ class Deferred(Tensor):
     """The logits, once something has changed them or has got a view of them."""
 
     @staticmethod
-    def __new__(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int, again: bool) -> "Deferred":
+    def __new__(
+        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int, again: bool, compiled: bool
+    ) -> "Deferred":
         kind = hidden.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         made: Deferred = Tensor._make_wrapper_subclass(
             cls, (*hidden.shape[:-1], weight.shape[0]), dtype=cast or weight.dtype, device=hidden.device
         )
         made.hidden, made.weight, made.bias, made.rows, made.again = hidden, weight, bias, rows, again
-        made.autocast, made.finish, made.loss, made.computed = cast, None, None, None
+        made.compiled, made.autocast, made.finish, made.loss, made.computed = compiled, cast, None, None, None
         return made
 
     def on(self, hidden: Tensor) -> "Deferred":
         """The same product of other hidden states."""
-        other = Deferred(hidden, self.weight, self.bias, rows=self.rows, again=self.again)
+        other = Deferred(hidden, self.weight, self.bias, rows=self.rows, again=self.again, compiled=self.compiled)
         other.autocast, other.finish = self.autocast, self.finish
         return other
 
@@ -194,6 +201,15 @@ def defer(model: nn.Module, chunk: int | str) -> None:
     head = _head_of(model)
     if head is not None and chunk_of(chunk, head.out_features, head.weight.device.type):
         head.__class__ = Head
+
+
+def compile_loss(model: nn.Module) -> None:
+    """Let the loss of deferred logits be compiled, if something in `model` is."""
+    modules = list(model.modules())
+    if any(module._compiled_call_impl is not None for module in modules):
+        for head in modules:
+            if isinstance(head, Head):
+                head.compiled = True
 
 
 def _head_of(model: nn.Module) -> nn.Linear | None:

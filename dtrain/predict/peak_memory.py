@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
-from dtrain.planned import Plan
+from dtrain.planned import BLOCK, Plan
 from dtrain.predict.shapes import Block, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
@@ -99,16 +99,22 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
 
 
 def _chunk(plan: Plan, block: Block, made: float) -> float:
-    """Bytes that a loss over chunks of logits has in its largest chunk: the logits, in 16 bits too where products are,
-    the weight's gradient beyond what it leaves (`made`), and a product that is added to it.
+    """Bytes that a loss over chunks of logits has in its largest chunk: the logits, of which a few rows are in fp32
+    too; and the gradient of the weight in fp32, beside a product for it in 16 bits, beyond what autograd has of it
+    (`made`).
     """
     chunk = block.chunk
     if chunk is None:
         return 0.0
     tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
-    logits = min(chunk.rows, tokens) * chunk.vocabulary * (4 + chunk.bytes % 4)
-    weight = chunk.numbers * (4 + chunk.bytes % 4) * chunk.trained
-    return logits / tp + max(0.0, weight / tp - made)
+    numbers = min(chunk.rows, tokens) * chunk.vocabulary / tp
+    weight, narrow = chunk.numbers / tp * chunk.trained, chunk.bytes < 4
+    again, cpu, high = block.backward_work > (1 + chunk.trained) * block.work, plan.device == "cpu", 0.0
+    # fp32 logits that are not needed again are overwritten, and those of a kernel exist nowhere
+    if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
+        high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
+    before = 4 * weight * (tokens > chunk.rows) * (narrow or tp > 1)  # the sum of other chunks
+    return numbers * chunk.bytes + max(0.0, max(high + before, (4 + chunk.bytes * narrow) * weight) - made)
 
 
 def _activations(plan: Plan, block: Block, *, again: bool) -> tuple[float, float]:

@@ -233,6 +233,7 @@ def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machi
         operations = share * block.count * 2 * (block.work + block.backward_work + block.work * more)
         squares = share * block.count * block.attention_work * CAUSAL * (7 + 2 * more)
         moved += samples * block.count * block.saved["all"].of(plan) * (moves + rereads * block.listed)
+        moved += samples * _logits(plan, block) * moves
         if seen:
             products += measured.product_seconds(plan, shapes, block, operations)
             attention += measured.attention_seconds(plan, block, squares)
@@ -242,6 +243,15 @@ def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machi
         attention += squares / (_attention_peak(plan, machine, block) * machine.attention)
     activations = measured.moved_seconds(plan, "pointwise", moved) if seen else moved / _bandwidth(plan, machine)
     return Computing(products, attention, activations)
+
+
+def _logits(plan: Plan, block: Block) -> float:
+    """Bytes of one sample's logits on a rank, where a loss computes them a chunk at a time."""
+    chunk = block.chunk
+    if chunk is None:
+        return 0.0
+    split = plan.mesh.cp * (plan.mesh.tp if chunk.split else 1)
+    return chunk.tokens * chunk.vocabulary * chunk.bytes / split
 
 
 def _reads(plan: Plan, shapes: Shapes, block: Block, machine: Machine) -> float:

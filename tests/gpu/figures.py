@@ -1,19 +1,21 @@
-"""What a plan predicts beside what a GPU does, and what logits in chunks cost: tables for tests/bench/RESULTS.md, one GPU.
+"""What a plan predicts beside what a GPU does, what logits in chunks cost, and steps beside the loop by hand: tables for tests/bench/RESULTS.md, one GPU.
 
-    python -m tests.gpu.figures predicted chunks [only=<part of a row's name>] [out=<folder>]
+    python -m tests.gpu.figures predicted chunks losses beside [only=<part of a row's name>] [out=<folder>]
 
-Each row is a run of its own, 14 steps, of which the last eight count; figures.json in the folder has them all.
+Each row is a run of its own, 14 steps, of which the last eight count; figures.json in the folder has them all. Whether the loss is as fast as the
+whole model compiled: `losses beside only=124M`, two minutes, then `only=1B`.
 """
 
 import json
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.gpu import hour
+from tests.gpu import hour, steps
 
 STEPS, COUNTED = 14, 8
 FAST = "precision=bf16 compile=blocks"
@@ -117,7 +119,35 @@ def chunks(place: hour.Place, only: str) -> dict[str, Any]:
     return found
 
 
-PARTS = {"predicted": predicted, "chunks": chunks}
+def losses(place: hour.Place, only: str) -> dict[str, Any]:
+    """The loss alone, as it is written and compiled, beside whole logits; the table of tests/bench/losses.py."""
+    program = Path(__file__).resolve().parents[1] / "bench" / "losses.py"
+    for name, sizes in {"124M": "32768,768,50304", "1B": "8192,2048,128256"}.items():
+        if only in name:
+            command = [sys.executable, str(program), "loss", "--types", "bf16", "--sizes", sizes]
+            subprocess.run(command, check=True, cwd=program.parents[2])
+    return {}
+
+
+def beside(place: hour.Place, only: str) -> dict[str, Any]:
+    """Seconds of a step beside those of tests/gpu/loops.py, which compiles the whole loss, in turns."""
+    found = {}
+    print("| run | dtrain, ms | by hand, ms | ratio |")
+    for name, size in {"124M": "GPT-2 124M", "1B, 4k tokens": "Llama 1B"}.items():
+        if only not in name:
+            continue
+        shape = steps.SIZES[size] | {"on": "cuda", "compile": True}
+        pairs = []
+        for turn in range(2):
+            row = measured(RUNS[name], place, place.folder / f"beside-{turn}-{name[:2]}")
+            pairs.append((row["seconds"], steps.by_hand(place, shape)))
+        found[name] = pairs
+        for mine, theirs in pairs:
+            print(f"| {name} | {mine * 1e3:.1f} | {theirs * 1e3:.1f} | {mine / theirs:.3f} |", flush=True)
+    return found
+
+
+PARTS = {"predicted": predicted, "chunks": chunks, "losses": losses, "beside": beside}
 
 
 def main(words: list[str]) -> None:

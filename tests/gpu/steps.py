@@ -360,7 +360,7 @@ def speed(place: Place) -> Verdict:
                 "resume=never",
                 seconds=900,
             )
-            mine, theirs = statistics.median(row["step_seconds"] for row in rows(out)[1:]), _by_hand(place, shape)
+            mine, theirs = statistics.median(row["step_seconds"] for row in rows(out)[1:]), by_hand(place, shape)
             turns.append(mine / theirs)
             mfu = rows(out)[-1].get("mfu")
         ratio = statistics.median(turns)
@@ -400,7 +400,7 @@ def _size(name: str, place: Place) -> tuple[str, ...]:
     )
 
 
-def _by_hand(place: Place, shape: dict[str, Any]) -> float:
+def by_hand(place: Place, shape: dict[str, Any]) -> float:
     command = [
         sys.executable,
         "-m",

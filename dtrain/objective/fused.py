@@ -1,8 +1,7 @@
 """The elementwise part of a chunked cross entropy: logits become their own gradient, in few passes over memory.
 
-Logits stay in the type of the products, and are fp32 only while they are computed with. Where the blocks of a run are
-compiled, so is each function here: one kernel reads a row and writes it, and exponentials exist nowhere. Elsewhere a
-few rows at a time, which stay in a cache, are fp32.
+Logits stay in the type of the products, and are fp32 only while they are computed with. Compiled, each function here is
+one loop over each row, and exponentials exist nowhere. As written, a few rows at a time, which stay in a cache, are fp32.
 
 That a gradient takes the place of its logits is from Liger (arXiv 2410.10989), and that only what lies between the
 products is compiled from torchtune (https://github.com/pytorch/torchtune/pull/1390). Cut Cross-Entropy (arXiv

@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=list(TYPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", default="")
+    parser.add_argument("--without", default="-", help="ways with this in their names")
     words = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     before = load(words.before) if words.before else None
@@ -198,11 +199,12 @@ def main() -> None:
         a, b, c = (int(part) for part in text.split(","))
         for kind in words.types:
             if words.what == "loss":
-                made = losses(device, (a, b, c), TYPES[kind], before, CHUNK[device.type])
+                ways, leaves = losses(device, (a, b, c), TYPES[kind], before, CHUNK[device.type])
             else:
-                made = steps(device, (a, b, c), TYPES[kind], before)
+                ways, leaves = steps(device, (a, b, c), TYPES[kind], before)
+            ways = {name: way for name, way in ways.items() if words.without not in name}
             print(f"{words.what} of {a} tokens, width {b}, vocabulary {c}, {kind}", flush=True)
-            table(compared(*made, device, words.rounds))
+            table(compared(ways, leaves, device, words.rounds))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
 from dtrain.model.hf import TASKS
-from dtrain.objective import answer, chunked
+from dtrain.objective import answer, chunked, fused
 from dtrain.objective.head import Deferred, Head, defer, deferring
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy, token_nats
@@ -52,12 +52,26 @@ def counted(*arguments: Any, **changed: Any) -> dict[str, Any]:
     return made | {"chunked": calls.call_count}
 
 
+def compiled(*arguments: Any, **changed: Any) -> dict[str, Any]:
+    """`counted`, with the graphs of what is compiled where blocks are, on a GPU."""
+    graphs = patch.object(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    fused._kernel.cache_clear()
+    with graphs, patch.object(chunked, "WRITTEN", ()), patch.object(Head, "compiled", True):
+        made = counted(*arguments, **changed)
+    fused._kernel.cache_clear()
+    return made
+
+
 def run(
-    mesh: tuple[Any, dict[str, int], dict[str, Any]], parts: dict[str, Any], chunk: int, **more: Any
+    mesh: tuple[Any, dict[str, int], dict[str, Any]],
+    parts: dict[str, Any],
+    chunk: int,
+    by: Callable[..., dict[str, Any]] = counted,
+    **more: Any,
 ) -> dict[str, Any]:
     strategy, degrees, changed = mesh
     made = {**parts, "strategy": strategy, "objective": parts["objective"] | {"chunk": chunk}}
-    runs = resident(math.prod(degrees.values()), partial(counted, made, degrees, steps=2, **changed, **more))
+    runs = resident(math.prod(degrees.values()), partial(by, made, degrees, steps=2, **changed, **more))
     assert any(each["chunked"] for each in runs) == (chunk > 0)
     pp = degrees.get("pp", 1)
     return joined(runs[:: len(runs) // pp]) if pp > 1 else runs[0]
@@ -86,6 +100,13 @@ def test_gradients_are_those_of_whole_logits(mesh: str) -> None:
 @pytest.mark.parametrize("mesh", MORE)
 def test_gradients_are_those_of_whole_logits_on_more_ranks(mesh: str) -> None:
     same(run(MORE[mesh], UNTIED, 7), whole("untied"))
+
+
+@pytest.mark.campaign("8 ranks")
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns of what else of torch it uses
+@pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2, split", "pp 2"])
+def test_so_they_are_where_the_loss_is_compiled(mesh: str) -> None:
+    same(run(MESHES[mesh], UNTIED, 7, compiled), whole("untied"))
 
 
 @pytest.mark.parametrize("mesh", ["ddp 2", "fsdp 2", "tp 2"])

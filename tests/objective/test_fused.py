@@ -163,20 +163,28 @@ import sys
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from dtrain.objective import chunked, fused
+from dtrain.objective import fused
 
 rows, vocab = 64, 4096
+torch.set_default_device(sys.argv[1])
 logits = torch.randn(rows, vocab, dtype=torch.bfloat16)
 index, counts = torch.randint(vocab, (rows,)), torch.ones(rows)
 target = logits.gather(1, index[:, None])[:, 0].float()
 _, (code,) = run_and_get_code(fused.nats_, logits, target, index, counts, compiled=True)
-kernels = re.findall(r"^cpp_\\w+ = async_compile", code, re.M)
-buffers = re.findall(r"empty_strided_cpu\\(\\((\\d+), (\\d+)\\)[^\\n]*float32", code)
+kernels = re.findall(r"async_compile\\.(?:cpp_pybinding|triton)\\(", code)
+buffers = re.findall(r"empty_strided_(?:cpu|cuda)\\(\\((\\d+), (\\d+)\\)[^\\n]*float32", code)
 print(len(kernels), sum(int(a) * int(b) >= rows * vocab for a, b in buffers))
 """
 
 
-@pytest.mark.campaign("commands")
-def test_a_chunk_is_one_kernel_without_logits_in_fp32() -> None:
-    ended = commands.python("-c", KERNELS)
-    assert ended.stdout.split() == ["1", "0"], ended.stdout + ended.stderr
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.campaign("commands")), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def test_a_chunk_is_one_kernel_without_logits_in_fp32(device: str) -> None:
+    """On a GPU two at most: one for the sums, and one for the gradient."""
+    ended = commands.python("-c", KERNELS, device)
+    assert ended.returncode == 0, ended.stderr
+    kernels, wide = map(int, ended.stdout.split())
+    assert 1 <= kernels <= (1 if device == "cpu" else 2)
+    assert wide == 0

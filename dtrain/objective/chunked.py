@@ -23,7 +23,7 @@ from dtrain.objective import check_targets, fused
 from dtrain.objective.head import Deferred, local_parts
 
 WRITTEN = {"cpu"}
-"""Devices on which a loss is never compiled: torch's kernels in a cache take a half to a third of the time of what its
+"""Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
 compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
 """
 

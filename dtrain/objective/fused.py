@@ -1,7 +1,7 @@
 """The elementwise part of a chunked cross entropy: logits become their own gradient, in few passes over memory.
 
 Logits stay in the type of the products, and are fp32 only while they are computed with. Compiled, each function here is
-one loop over each row, and exponentials exist nowhere. As written, a few rows at a time, which stay in a cache, are fp32.
+a loop over each row, and exponentials exist nowhere. As written, a few rows at a time, which stay in a cache, are fp32.
 
 That a gradient takes the place of its logits is from Liger (arXiv 2410.10989), and that only what lies between the
 products is compiled from torchtune (https://github.com/pytorch/torchtune/pull/1390). Cut Cross-Entropy (arXiv
@@ -26,7 +26,7 @@ def nats_(logits_RV: Tensor, target_R: Tensor, index_R: Tensor, counts_R: Tensor
     logits of the targets, fp32.
     """
     if compiled:
-        nats_R: Tensor = _kernel(_nats_)(_static(logits_RV), target_R, index_R, counts_R)
+        nats_R: Tensor = _kernel(_nats_)(logits_RV, target_R, index_R, counts_R)
         return nats_R
     nats_R = torch.empty_like(target_R)
 
@@ -48,7 +48,7 @@ def sums(logits_RV: Tensor, *, compiled: bool) -> tuple[Tensor, Tensor]:
         sums_R = logits_RV.new_zeros(len(logits_RV), dtype=torch.float32)
         return torch.full_like(sums_R, -torch.inf), sums_R
     if compiled:
-        both: tuple[Tensor, Tensor] = _kernel(_sums)(_static(logits_RV))
+        both: tuple[Tensor, Tensor] = _kernel(_sums)(logits_RV)
         return both
     largest_R, sums_R = logits_RV.new_empty((2, len(logits_RV)), dtype=torch.float32)
     for rows in _blocks(logits_RV):
@@ -64,7 +64,7 @@ def gradient_(
     if not logits_RV.shape[1]:
         return
     if compiled:
-        _kernel(_gradient_)(_static(logits_RV), largest_R, sums_R, index_R, scale_R)
+        _kernel(_gradient_)(logits_RV, largest_R, sums_R, index_R, scale_R)
         return
     for rows in _blocks(logits_RV):
         out_BV, below_BV = logits_RV[rows], logits_RV[rows].float().sub_(largest_R[rows, None])
@@ -73,8 +73,9 @@ def gradient_(
 
 
 def _blocks(logits_RV: Tensor) -> Iterator[slice]:
-    each = BLOCK.get(logits_RV.device.type, BLOCK["cuda"])
-    if logits_RV.device.type == "cpu":  # each core has a cache
+    kind = logits_RV.device.type
+    each = BLOCK.get(kind, max(BLOCK.values()))
+    if kind == "cpu":  # each core has a cache
         each *= torch.get_num_threads()
     rows = max(1, each // (4 * logits_RV.shape[1]))
     return (slice(first, first + rows) for first in range(0, len(logits_RV), rows))
@@ -109,11 +110,5 @@ def _gradient_(logits_RV: Tensor, largest_R: Tensor, sums_R: Tensor, index_R: Te
 
 @cache
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for the rows of a chunk, and once for any other number of them."""
+    """Compiled once for the rows of a chunk, and once for any fewer of them."""
     return torch.compile(function)  # with fullgraph torch would stop a process that met more shapes than it keeps
-
-
-def _static(logits_RV: Tensor) -> Tensor:
-    """Another vocabulary gets a kernel of its own."""
-    torch._dynamo.mark_static(logits_RV, 1)
-    return logits_RV

@@ -240,6 +240,23 @@ class Knotted(nn.Module):
         return out
 
 
+class Lent(nn.Module):
+    """Elements of a list with a weight of a layer outside of it, and with a layer that the model calls too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))
+        self.side, self.again = nn.Linear(4, 4), self.layers[1][0]
+        self.side.weight = self.layers[0][0].weight
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        out: Tensor = self.head(self.side(x) + self.again(x))
+        return out
+
+
 def token_parts(**changed: Any) -> dict[str, Any]:
     """Of Tokens."""
     return (

@@ -249,6 +249,17 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
+def untied_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that share no weight with another block, nor with a module outside of them: units of sharding. Others
+    are gathered with the root.
+    """
+    listed = dict.fromkeys(blocks(model))
+    owners = Counter(parameter for block in listed for parameter in block.parameters())
+    beside = (module for _, module in model.named_modules(memo=set(listed)))
+    owners.update(parameter for module in beside for parameter in module.parameters(recurse=False))
+    return [block for block in listed if all(owners[parameter] == 1 for parameter in block.parameters())]
+
+
 def head_of(model: nn.Module) -> nn.Linear | None:
     """The linear layer that runs last by the model's table, if it shares no weight and there are other weights outside
     of the blocks.

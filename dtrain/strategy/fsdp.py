@@ -3,8 +3,7 @@
 """
 
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, Literal
@@ -15,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.model import blocks, head_of
+from dtrain.model import head_of, untied_blocks
 from dtrain.model.moe import experts_of
 from dtrain.precision import Precision
 from dtrain.strategy.ddp import average
@@ -116,7 +115,7 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             # gloo has no PREMUL_SUM; with one rank per expert, FSDP2 divides without it
             experts.set_force_sum_reduction_for_comms(True)
     ignored = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}
-    listed = _untied(dict.fromkeys(blocks(model)))
+    listed = untied_blocks(model)
     for module in _units(model, listed):
         free = again and module in listed[:-1]  # the backward needs the last block, the head and the root at once
         module.register_forward_hook(show)
@@ -131,19 +130,13 @@ def check(model: nn.Module) -> None:
             raise WordsError(
                 f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp."
             )
-    _check_types(_units(model, _untied(dict.fromkeys(blocks(model)))))
+    _check_types(_units(model, untied_blocks(model)))
 
 
 def _units(model: nn.Module, listed: list[nn.Module]) -> list[nn.Module]:
     """Modules that are gathered at once each, the root last."""
     head = head_of(model)
     return [*listed, *([head] if head else []), model]
-
-
-def _untied(listed: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks that share no weight with another block; those that do are gathered with the root."""
-    owners = Counter(id(parameter) for block in listed for parameter in block.parameters())
-    return [block for block in listed if all(owners[id(parameter)] == 1 for parameter in block.parameters())]
 
 
 def _check_types(units: list[nn.Module]) -> None:

@@ -35,7 +35,7 @@ from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
 from dtrain.loop.step import call
-from dtrain.model import blocks, construct, head_of, saved_buffers
+from dtrain.model import blocks, construct, head_of, saved_buffers, untied_blocks
 from dtrain.model.adapted import added, lacks_memory, packed
 from dtrain.model.moe import Experts
 from dtrain.model.seeds import fill
@@ -268,7 +268,8 @@ def _style(model: nn.Module, name: str) -> str:
 def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: bool) -> list[Block]:
     """The part before the first block, the blocks in the order they ran, the part after them."""
     names = {id(module): name for name, module in model.named_modules()}
-    mine = {names[id(module)]: _weights(model, module, names[id(module)]) for module in listed}
+    alone = untied_blocks(model)  # others are gathered with the root
+    mine = {name: _weights(model, each, name) if each in alone else [] for each in listed for name in [names[id(each)]]}
     inside = {weight.name for weights in mine.values() for weight in weights}
     root = [weight for weight in _weights(model, model, "") if weight.name not in inside]
     first = {name for name, place in watch.reached.items() if place == 1} if known else {""}

@@ -139,6 +139,22 @@ class Shared(nn.Module):
         return self.out(x)
 
 
+class Lent(nn.Module):
+    """A weight of two layers of five, and one of a layer and of what comes behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 64)) for _ in range(5))
+        self.inner[3][0].weight = self.inner[1][0].weight
+        self.side, self.out = nn.Linear(64, 96), nn.Linear(96, 10)
+        self.side.weight = self.inner[2][0].weight
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.inner:
+            x = x + layer(x)
+        return self.out(self.side(x))
+
+
 class Scaled(nn.Module):
     """Numbers without dims, as CLIP's `logit_scale`: in a block, and beside them."""
 
@@ -192,6 +208,7 @@ MODELS = {
     "lengthless": "model._target_=predict.foreign.Transformer objective=next_token trust=[predict] data=dataset data.dataset._target_=predict.foreign.Rows "
     "data.outputs=29",
     "shared": f"model._target_=predict.foreign.Shared {FEATURES}",
+    "lent": f"model._target_=predict.foreign.Lent {FEATURES}",
     "scaled": f"model._target_=predict.foreign.Scaled {FEATURES}",
     "frozen": f"model._target_=predict.foreign.frozen {TOKENS}",
     "knotted": f"model._target_=predict.foreign.tied {TOKENS}",
@@ -220,6 +237,6 @@ STAGES = (
 LAYOUTS = {
     "llama": (*DATA, *TENSOR, *CONTEXT, *STAGES), "gpt2": (*DATA, *CONTEXT), "pictures": DATA[:-1], "sequential": (*DATA, *STAGES),
     "transformer": (*DATA, *TENSOR, *CONTEXT, *STAGES, "strategy=ddp devices=4 mesh.tp=2 mesh.cp=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2"),
-    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "scaled": DATA[:-1], "plain": DATA[:-1], "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
+    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "lent": DATA[:-1], "scaled": DATA[:-1], "plain": DATA[:-1], "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
 }  # fmt: skip
 """Model -> the layouts that it is held against."""

@@ -36,6 +36,7 @@ QUICK = (
     ("lengthless", "strategy=ddp devices=2 mesh.tp=2"),
     ("shared", "strategy=fsdp devices=2 accumulate=2"),
     ("shared", "strategy=zero3 devices=2"),
+    ("lent", "strategy=zero3 devices=2 accumulate=2"),
     ("scaled", "strategy=fsdp devices=2 accumulate=2"),
     ("frozen", "strategy=fsdp devices=2 accumulate=2"),
     ("frozen", "strategy=ddp devices=2 mesh.tp=2 remat=full"),

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from dtrain.build import build
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.model import construct
+from dtrain.model import blocks, construct
 from dtrain.parallel.order import parallelize
-from dtrain.strategy.fsdp import FSDP, blocks
+from dtrain.strategy.fsdp import FSDP
 
 FSDP_PARTS = PARTS | {"strategy": STRATEGIES["fsdp"]}
 

@@ -32,6 +32,12 @@ def test_weights_shared_by_two_blocks_and_blocks_that_are_never_called(strategy:
         agree(run, reference, tolerance=1e-5 if precision == "fp32" else 3e-2)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+def test_weights_of_a_block_that_layers_outside_of_it_use(strategy: str) -> None:
+    (reference,) = resident(1, few_steps, parts("Lent"), {})
+    agree(resident(2, partial(few_steps, parts("Lent", strategy=SHARDED[strategy]), {"dp_shard": 2}))[0], reference)
+
+
 def two_steps(model: str, strategy: str) -> Any:
     return few_steps(parts(model, strategy=SHARDED[strategy]), {"dp_shard": 2}, microbatch=1, steps=8)
 

@@ -24,6 +24,7 @@ from dtrain.loop.undo import go_back, rewind
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, caveats
 from dtrain.optim.clip import clip
+from dtrain.optim.step import update
 from dtrain.planned import Plan
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.schedule import set_lr
@@ -100,7 +101,7 @@ def train(plan: Plan) -> Result:
                     continue
             rates = set_lr(optimizer, schedule.factor(state.step))
             if decision.action == "apply":
-                optimizer.step()
+                update(optimizer)
                 if state.ema:
                     state.ema.update(spikes.gate)
             balance(experts, mesh.sum)

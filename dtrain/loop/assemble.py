@@ -26,6 +26,7 @@ from dtrain.model.seeds import derive
 from dtrain.objective import Objective, chunk_asked, prepared
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
+from dtrain.optim.step import check_step
 from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
 from dtrain.planned import Part, Plan
@@ -152,6 +153,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     plan, mesh, model = parts.plan, parts.mesh, parts.model
     ema = EMA(model, plan.ema) if plan.ema is not None else None
     optimizer: Optimizer = build(plan.optim, Optimizer, model=model)
+    check_step(optimizer)
     schedule: Schedule = build(plan.schedule, Schedule, steps=plan.steps)
     seed = derive(plan.seed, "data")
     end = plan.last_step * plan.batch.size

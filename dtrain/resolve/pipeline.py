@@ -12,9 +12,11 @@ from dtrain.planned import PipelineShape
 
 
 def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide the shape even for one stage, so that the words of a recipe are validated on every mesh."""
+    """Decide the shape even for one stage, so that the words of a recipe are validated on every mesh; but numbers of
+    blocks for several stages, of a recipe or a run, say nothing about one.
+    """
     asked, pp = config.pipeline, draft["mesh"].pp
-    word, split = str(asked.schedule), asked.split
+    word, split = str(asked.schedule), "blocks" if pp == 1 and not isinstance(asked.split, str) else asked.split
     order = config.options["pipeline"][word]
     facts = about(order)
     missing = [name for name in ("stages", "layout") if facts.get(name) is None]
@@ -31,7 +33,8 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         )
     if not isinstance(split, str) and len(split) != pp * stages:
         problems.append(
-            f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed."
+            f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed. "
+            "Type pipeline.split=blocks for equal ones."
         )
     keys = [f"pipeline.{name}" for name in ("schedule", "stages", "split")]
     typed = [key for key in keys if config.sources.get(key) == typed_at()]

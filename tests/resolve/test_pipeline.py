@@ -1,5 +1,7 @@
 """The schedule of a pipeline: how many stages a rank holds and where, or what is wrong with the wish."""
 
+from pathlib import Path
+
 import pytest
 from small import plan
 
@@ -35,6 +37,17 @@ def test_the_layout_says_who_holds_a_stage() -> None:
     assert PipelineShape(stages=2).owners(3) == [0, 1, 2, 0, 1, 2]
     assert PipelineShape(stages=2, layout="v").owners(3) == [0, 1, 2, 2, 1, 0]
     assert PipelineShape().owners(2) == [0, 1]
+
+
+def test_numbers_of_blocks_of_a_recipe_say_nothing_about_one_stage(tmp_path: Path) -> None:
+    """As `dtrain evaluate` and `dtrain.load` have of a run over several."""
+    recipe = tmp_path / "three.yaml"
+    recipe.write_text("data: synthetic\nmesh: {pp: 3}\npipeline: {split: [1, 2, 1]}\n")
+    assert plan(f"recipe={recipe}", "mesh.pp=1").pipeline == PipelineShape()
+    with pytest.raises(WordsError, match=r"2 numbers are needed\. Type pipeline.split=blocks"):
+        plan(f"recipe={recipe}", "mesh.pp=2", "devices=2")
+    with pytest.raises(WordsError, match=r"pipeline\.split: the mesh has one stage"):
+        plan("data=synthetic", "pipeline.split=[4]")
 
 
 def test_a_list_of_blocks_survives_the_saved_plan() -> None:

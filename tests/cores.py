@@ -15,6 +15,8 @@ def figures(slower: float = 1.0, **other: Any) -> Figures:
         }
         for name, rate in rates.items()
     }
+    for name in ("product_fp32", "product_bf16"):
+        each[name] = {way: [[rows, table] for rows in (16, 64, 256)] for way, table in each[name].items()}
     streams = {
         name: {"alone": 3e10 / slower, "whole": 5e10 / slower, "together": 2.5e10 / slower}
         for name in ("pointwise", "update")

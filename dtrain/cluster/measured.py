@@ -10,18 +10,20 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 Figures = Mapping[str, Any]
-VERSION = 1
+VERSION = 2
 """Of the file; it goes up when a figure changes its meaning."""
 WAYS = ("alone", "whole", "together")
-RATES = ("product_fp32", "product_bf16", "convolution", "attention")
-"""Operations per second for each size: the side of a matrix, channels, tokens."""
+PRODUCTS = ("product_fp32", "product_bf16")
+"""Operations per second for each number of rows and, of these, for each width of a square weight."""
+RATES = ("convolution", "attention")
+"""Operations per second for each size: channels, tokens."""
 STREAMS = ("pointwise", "update")
 """Bytes per second: of operators on each element, and of an optimizer."""
 HOSTS = ("step", "operator", "copies", "shards", "tp", "pp", "byte")
@@ -84,12 +86,12 @@ def document(cpus: int, figures: Figures) -> bytes:
 
 def problem(figures: Any) -> str:
     """A mistake in figures; empty if there is none."""
-    wanted = {*RATES, *STREAMS, *HOSTS, *CALLS}
-    if not isinstance(figures, dict) or set(figures) - wanted or not {*RATES, *STREAMS} <= set(figures):
+    measured = {*PRODUCTS, *RATES, *STREAMS}
+    if not isinstance(figures, dict) or set(figures) - {*measured, *HOSTS, *CALLS} or not measured <= set(figures):
         return "its figures have other names"
-    for name in RATES:
-        ways = figures[name]
-        if not isinstance(ways, dict) or {*ways} != {*WAYS} or not all(map(_is_table, ways.values())):
+    for name in (*PRODUCTS, *RATES):
+        ways, is_right = figures[name], _is_table_of_tables if name in PRODUCTS else _is_table
+        if not isinstance(ways, dict) or {*ways} != {*WAYS} or not all(map(is_right, ways.values())):
             return f"{name} is no rate for each size"
     for name in STREAMS:
         ways = figures[name]
@@ -101,14 +103,20 @@ def problem(figures: Any) -> str:
     return next((f"{name} is no table of bytes and seconds" for name in CALLS if not _is_table(figures.get(name))), "")
 
 
-def _is_table(value: Any) -> bool:
-    """Pairs of numbers, of which the first ascend; none is one too."""
+def _is_table(value: Any, is_right: Callable[[Any], bool] | None = None) -> bool:
+    """Pairs of an ascending number and another, or what `is_right` takes; none is one too."""
     if value is None:
         return True
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_POINTS:
         return False
-    pairs = all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in value)
-    return pairs and all(one[0] < other[0] for one, other in pairwise(value))
+    if not all(isinstance(pair, list) and len(pair) == 2 and _is_number(pair[0]) for pair in value):
+        return False
+    ascends = all(one[0] < other[0] for one, other in pairwise(value))
+    return ascends and all(map(is_right or _is_number, (pair[1] for pair in value)))
+
+
+def _is_table_of_tables(value: Any) -> bool:
+    return _is_table(value, lambda inner: inner is not None and _is_table(inner))
 
 
 def _is_number(value: Any) -> bool:

@@ -82,7 +82,7 @@ def machine(case: Case) -> Iterable[Finding]:
 
 def told(figures: Figures, cpus: int, file: str) -> Finding:
     """The figures of `cpus` cores, in words."""
-    alone, whole, together = (figures["product_fp32"][way][-1][1] for way in measured.WAYS)
+    alone, whole, together = (figures["product_fp32"][way][-1][1][-1][1] for way in measured.WAYS)
     text = f"a core reaches {operations(alone)}/s, {cpus} together {operations(max(whole, cpus * together))}/s"
     text += f"; a step costs the host {duration(figures['step'])} and {duration(figures['operator'])} an operator"
     text += f"; dtrain plan uses it, from {file}"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dtrain.build import build
+from dtrain.cluster.measured import WAYS
 from dtrain.config.facts import fact
 from dtrain.doctor import bandwidth
 from dtrain.loop.assemble import assemble, prepare
@@ -27,8 +28,8 @@ from dtrain.planned import Plan
 from dtrain.predict.time import CAUSAL
 from dtrain.result import Result, versions
 
-SIDES, CHANNELS, TOKENS = (16, 64, 256, 1024), (4, 16, 64), (64, 256, 1024)
-"""Sizes of matrix products, convolutions and attention."""
+ROWS, WIDTHS, CHANNELS, TOKENS = (16, 64, 256, 1024), (64, 256, 1024), (4, 16, 64), (64, 256, 1024)
+"""Sizes of matrix products, with square weights, of convolutions and of attention."""
 SECONDS, LONGEST, FEWEST, MOST = 0.08, 0.4, 3, 200
 """Time per figure, also where other work has the cores, and limits of its repetitions."""
 REPETITIONS = 20
@@ -37,8 +38,10 @@ STEP_SECONDS, WARM, STEPS = 0.6, 3, (10, 200)
 """Time for the steps of a plan, the steps before them, and limits of their number."""
 ELEMENTS = 1 << 18
 """Of a tensor of the operators on each element: those of 1,024 tokens in a stream of 256."""
-MATRICES, CACHE = 12, 1 << 20
-"""Products that are measured in turn, and numbers of all their matrices of a kind."""
+WEIGHTS, MULTIPLIED = 12, 1 << 28
+"""Weights that are multiplied in turn, so that each is found in memory, not in a cache; and multiply-adds of all of
+them, beyond which they are fewer.
+"""
 Work = tuple[Callable[[], object], float]
 """(an act, the operations or bytes that it counts)."""
 
@@ -52,6 +55,9 @@ def cores(plan: Plan) -> Result:
         mesh = Mesh(plan.mesh, device=plan.device)
         figures: dict[str, Any] = {}
         waited = list[float]()
+        for name, dtype in (("product_fp32", torch.float32), ("product_bf16", torch.bfloat16)):
+            tables = {rows: _in_each_way(mesh, _products(rows, dtype), waited) for rows in ROWS}
+            figures[name] = {way: [[rows, table[way]] for rows, table in tables.items()] for way in WAYS}
         for name, works in _operators().items():
             figures[name] = _in_each_way(mesh, works, waited)
         for name, work in {"pointwise": _pointwise(float(fact(plan.compile, "moves"))), "update": _update()}.items():
@@ -107,12 +113,10 @@ def _calls(mesh: Mesh) -> dict[str, list[list[float]]]:
 
 
 def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> dict[str, list[list[float]]]:
-    """Way -> (size, rate) of each size, no larger one slower: alone on one thread, alone on all cores, and with all
-    ranks at once.
-    """
+    """Way -> (size, rate) of each size: alone on one thread, alone on all cores, and with all ranks at once."""
     ways: dict[str, list[list[float]]] = {}
-    for way, threads in (("alone", 1), ("whole", mesh.world), ("together", 1)):
-        table, best = list[list[float]](), 0.0
+    for way, threads in zip(WAYS, (1, mesh.world, 1), strict=True):
+        table = list[list[float]]()
         for size, (act, amount) in works.items():
             mesh.barrier()
             rate = 0.0
@@ -121,9 +125,9 @@ def _in_each_way(mesh: Mesh, works: Mapping[int, Work], waited: list[float]) -> 
                 rate = amount / _seconds(act, threads, waited)
                 torch.set_num_threads(1)
             rates = sorted(mesh.gather(rate))
-            best = max(best, rates[len(rates) // 2] if way == "together" else rates[-1])
+            usual = rates[len(rates) // 2] if way == "together" else rates[-1]
             before = ways["alone"][len(table)][1] if way == "whole" else 0.0  # more threads can also do it by one
-            table.append([size, max(best, before)])
+            table.append([size, max(usual, before)])
         ways[way] = table
     return ways
 
@@ -152,8 +156,6 @@ def _timed(act: Callable[[], object], clock: Callable[[], float]) -> float:
 
 def _operators() -> dict[str, dict[int, Work]]:
     return {
-        "product_fp32": {side: _product(side, torch.float32) for side in SIDES},
-        "product_bf16": {side: _product(side, torch.bfloat16) for side in SIDES},
         "convolution": {channels: _convolution(channels) for channels in CHANNELS},
         "attention": {tokens: _attention(tokens) for tokens in TOKENS},
     }
@@ -170,15 +172,19 @@ def _backward(forward: Callable[[], Tensor], leaves: Sequence[Tensor], out: Tens
     return act
 
 
-def _product(side: int, dtype: torch.dtype) -> Work:
-    """Several products in turn, as in a model: of large ones each finds its matrices in memory, not in a cache."""
-    acts = []
-    for _ in range(max(1, min(MATRICES, CACHE // side**2))):
-        x, weight, out = (torch.rand(side, side, dtype=dtype) for _ in range(3))
+def _products(rows: int, dtype: torch.dtype) -> dict[int, Work]:
+    return {width: _product(rows, width, dtype) for width in WIDTHS}
+
+
+def _product(rows: int, width: int, dtype: torch.dtype) -> Work:
+    """Products of [rows, width] with square weights in turn, as in a model."""
+    acts, each = list[Callable[[], None]](), rows * width**2
+    for _ in range(max(1, min(WEIGHTS, MULTIPLIED // each))):
+        x, weight, out = (torch.rand(size, width, dtype=dtype) for size in (rows, width, rows))
         acts.append(
             _backward(partial(functional.linear, x, weight), [x.requires_grad_(), weight.requires_grad_()], out)
         )
-    return (lambda: [act() for act in acts]), 6.0 * side**3 * len(acts)
+    return (lambda: [act() for act in acts]), 6.0 * each * len(acts)
 
 
 def _convolution(channels: int) -> Work:

@@ -57,13 +57,13 @@ def product_seconds(plan: Plan, shapes: Shapes, block: Block, operations: float)
         *outer, b, a = shape = gathered(plan, weight)
         if weight.experts and outer:
             each = next((one.rows / one.count for one in block.experts), rows) * plan.batch.microbatch
-            rate = _rate(plan, figures[kind], _mean(each, a, b))
+            rate = _rate(plan, figures[kind], each, _mean(a, b))
         elif outer:
             rate = _rate(plan, figures["convolution"], sum(shape[:2]) / 2)  # vectors of either
         else:
-            rate = _rate(plan, figures[kind], _mean(rows, a, b))
+            rate = _rate(plan, figures[kind], rows, _mean(a, b))
         numbers, spent = numbers + weight.count, spent + weight.count / rate
-    return float(operations * (spent / numbers if numbers else 1 / _rate(plan, figures[kind], rows)))
+    return float(operations * (spent / numbers if numbers else 1 / _rate(plan, figures[kind], rows, rows)))
 
 
 def attention_seconds(plan: Plan, block: Block, operations: float) -> float:
@@ -74,7 +74,7 @@ def attention_seconds(plan: Plan, block: Block, operations: float) -> float:
 
 def moved_seconds(plan: Plan, name: str, size: float) -> float:
     """Of operators on each element (`pointwise`) or an optimizer (`update`) that move so many bytes."""
-    return size / _rate(plan, fact(plan.cluster, "figures")[name], 0.0)
+    return size / _rate(plan, fact(plan.cluster, "figures")[name])
 
 
 def host_seconds(plan: Plan, blocks: Sequence[Block]) -> float:
@@ -117,13 +117,13 @@ def crowd(plan: Plan) -> float:
 
 
 def _mean(*sides: float) -> float:
-    """The harmonic mean of the sides of a product: the time it waits for memory grows with the sum of 1 / side."""
+    """The harmonic mean of the sides of a weight: the time it waits for memory grows with the sum of 1 / side."""
     return len(sides) / sum(1 / max(1.0, side) for side in sides)
 
 
-def _rate(plan: Plan, ways: Mapping[str, Any], size: float) -> float:
-    """The part of a rate that a rank reaches, at this size."""
-    alone, whole, together = (_between(way, size) if isinstance(way, list) else float(way) for way in ways.values())
+def _rate(plan: Plan, ways: Mapping[str, Any], *sizes: float) -> float:
+    """The part of a rate that a rank reaches, at these sizes."""
+    alone, whole, together = (_between(way, *sizes) for way in ways.values())
     cores, ranks = int(plan.cluster["cpus"]), ranks_here(plan)
     threads = min(plan.threads, cores)
     others = max(1, cores - 1)
@@ -132,11 +132,17 @@ def _rate(plan: Plan, ways: Mapping[str, Any], size: float) -> float:
     return float(alone * threaded * left / crowding(plan))
 
 
-def _between(table: Table, size: float) -> float:
-    """The value at a size between two that were measured, or that of the nearest."""
-    if size <= table[0][0]:
-        return table[0][1]
-    for (below, one), (above, other) in pairwise(table):
+def _between(value: Any, *sizes: float) -> float:
+    """The value of a table at a size between two that were measured, or that of the nearest; of a table of tables, at a
+    size of each.
+    """
+    if not sizes:
+        return float(value)
+    size, *inner = sizes
+    if size <= value[0][0]:
+        return _between(value[0][1], *inner)
+    for (below, one), (above, other) in pairwise(value):
         if size <= above:
-            return one + (other - one) * (size - below) / (above - below)
-    return table[-1][1]
+            least, most = (_between(each, *inner) for each in (one, other))
+            return float(least + (most - least) * (size - below) / (above - below))
+    return _between(value[-1][1], *inner)

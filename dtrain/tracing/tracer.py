@@ -8,6 +8,7 @@ dtrain/tracing/notes.py records it. The operators are those of the CPU even for 
 If a forward depends on values of tensors, which do not exist, only the weights are known.
 """
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -116,7 +117,13 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
     """Run one forward and backward under `watch`. Returns why it failed, or an empty text. Raises DtrainError."""
     objective, precision = build(plan.objective, Objective), build(plan.precision)
     try:
-        with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
+        with (
+            _without_collector(),
+            _listening(model, listed, watch),
+            watch,
+            Listener(watch),
+            saved_tensors_hooks(watch.pack, watch.unpack),
+        ):
             with deferring(chunk_asked(objective), device=plan.device), precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
                 logits = untouched(logits_of(out))
@@ -183,6 +190,18 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
     except Exception:
         return False
     return True
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Tensors in cycles would live as long as the process happens to let them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _compared(objective: Objective, out: Any, batch: Any) -> Any:

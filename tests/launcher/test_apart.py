@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -333,8 +333,7 @@ def test_a_run_of_what_is_chosen_has_the_loss_of_one_rank(
 def test_a_run_gets_the_layout_that_a_plan_shows(towers: Path) -> None:
     traced = resolve(composed(*WORDS), CPUS, shapes_of)
     assert "parameters need about" in traced.why["strategy"]
-    # the peak in the sentence differs by what the collector of this process had freed
-    assert replace(decided(), why={}) == replace(traced, why={})
+    assert decided() == traced
     answer = json.loads(next(towers.parent.glob("cache/dtrain/shapes/*.json")).read_text())
     assert str(towers) in answer["files"]
     towers.write_text(CODE.replace("WIDTH", "256"))

@@ -29,6 +29,8 @@ ATTENTION = "scaled_dot_product"
 BINCOUNT = torch.ops.aten.bincount.default
 OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
 HEADS = ("colwise_gather_output", "colwise_rep")
+VIEWS = {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Unsqueeze", "ToCopy")}
+"""Nodes whose gradient is that of a weight if their input is one."""
 WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends", "transient")
 
 
@@ -342,8 +344,8 @@ class Listener(TorchFunctionMode):
 
 
 def weight_edges(root: Any, weights: Collection[int]) -> Iterator[tuple[Any, list[int]]]:
-    """Nodes of the graph below `root` with the places of gradients that lead to nothing but weights, given by their
-    storages.
+    """Nodes of the graph below `root` with the places of gradients that are those of weights, given by their storages,
+    or of views and casts of them.
     """
     leads: dict[Any, bool] = {}
     stack = [root]
@@ -360,7 +362,7 @@ def weight_edges(root: Any, weights: Collection[int]) -> Iterator[tuple[Any, lis
         if hasattr(node, "variable"):
             leads[node] = storage(node.variable) in weights
             continue
-        leads[node] = bool(below) and all(leads[each] for each in below)
+        leads[node] = node.name() in VIEWS and all(leads[each] for each in below)
         places = [index for index, (each, _) in enumerate(node.next_functions) if each is not None and leads[each]]
         if places:
             yield node, places

@@ -9,7 +9,7 @@ from torch import nn
 
 from dtrain.predict.shapes import Block
 from dtrain.tracing import shapes_of
-from dtrain.tracing.notes import Listener, Part, Watch
+from dtrain.tracing.notes import Listener, Part, Watch, storage, weight_edges
 
 
 def listed(name: str) -> list[Block]:
@@ -84,3 +84,12 @@ def test_the_gradient_of_a_weight_is_taken_off_once() -> None:
         before = watch.alive
         linear.zero_grad()
     assert watch.alive == before
+
+
+def test_gradients_on_their_way_to_an_embedding_are_activations() -> None:
+    """All leaves of the graph are weights: only what a weight itself gets is set apart."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    edges = dict(weight_edges(model(torch.arange(2)).sum().grad_fn, {storage(each) for each in model.parameters()}))
+    edges = {node.name(): places for node, places in edges.items()}
+    assert set(edges) == {"AddmmBackward0", "TBackward0", "EmbeddingBackward0"}
+    assert edges["AddmmBackward0"] == [0, 2]

@@ -38,9 +38,9 @@ STEP_SECONDS, WARM, STEPS = 0.6, 3, (10, 200)
 """Time for the steps of a plan, the steps before them, and limits of their number."""
 ELEMENTS = 1 << 18
 """Of a tensor of the operators on each element: those of 1,024 tokens in a stream of 256."""
-WEIGHTS, MULTIPLIED = 12, 1 << 28
-"""Weights that are multiplied in turn, so that each is found in memory, not in a cache; and multiply-adds of all of
-them, beyond which they are fewer.
+TURNS, MULTIPLIED = 12, 1 << 28
+"""Weights, or pairs of tensors, that are computed with in turn, so that each is found in memory, not in a cache; and
+multiply-adds of all products, beyond which they are fewer.
 """
 Work = tuple[Callable[[], object], float]
 """(an act, the operations or bytes that it counts)."""
@@ -161,11 +161,12 @@ def _operators() -> dict[str, dict[int, Work]]:
     }
 
 
-def _backward(forward: Callable[[], Tensor], leaves: Sequence[Tensor], out: Tensor) -> Callable[[], None]:
-    """A forward and its backward."""
+def _backward(forwards: Sequence[Callable[[], Tensor]], leaves: Sequence[Tensor], out: Tensor) -> Callable[[], None]:
+    """Forwards and then their backwards, as in a model, whose tensors are in no cache by then."""
 
     def act() -> None:
-        forward().backward(out)
+        for result in [forward() for forward in forwards][::-1]:
+            result.backward(out)
         for leaf in leaves:
             leaf.grad = None
 
@@ -178,20 +179,18 @@ def _products(rows: int, dtype: torch.dtype) -> dict[int, Work]:
 
 def _product(rows: int, width: int, dtype: torch.dtype) -> Work:
     """Products of [rows, width] with square weights in turn, as in a model."""
-    acts, each = list[Callable[[], None]](), rows * width**2
-    for _ in range(max(1, min(WEIGHTS, MULTIPLIED // each))):
-        x, weight, out = (torch.rand(size, width, dtype=dtype) for size in (rows, width, rows))
-        acts.append(
-            _backward(partial(functional.linear, x, weight), [x.requires_grad_(), weight.requires_grad_()], out)
-        )
-    return (lambda: [act() for act in acts]), 6.0 * each * len(acts)
+    count = max(1, min(TURNS, MULTIPLIED // (rows * width**2)))
+    pairs = [[torch.rand(size, width, dtype=dtype).requires_grad_() for size in (rows, width)] for _ in range(count)]
+    forwards = [partial(functional.linear, *pair) for pair in pairs]
+    act = _backward(forwards, [leaf for pair in pairs for leaf in pair], torch.rand(rows, width, dtype=dtype))
+    return act, 6.0 * rows * width**2 * count
 
 
 def _convolution(channels: int) -> Work:
     x, out = (torch.rand(8, channels, 16, 16) for _ in range(2))
     weight = torch.rand(channels, channels, 3, 3).requires_grad_()
     leaves = [x.requires_grad_(), weight]
-    return _backward(lambda: functional.conv2d(x, weight, padding=1), leaves, out), 6.0 * x.numel() * channels * 9
+    return _backward([lambda: functional.conv2d(x, weight, padding=1)], leaves, out), 6.0 * x.numel() * channels * 9
 
 
 def _attention(tokens: int) -> Work:
@@ -201,14 +200,15 @@ def _attention(tokens: int) -> Work:
     def forward() -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    return _backward(forward, leaves, out), CAUSAL * 7 * 2 * 2 * 4 * 64 * tokens**2
+    return _backward([forward], leaves, out), CAUSAL * 7 * 2 * 2 * 4 * 64 * tokens**2
 
 
 def _pointwise(moves: float) -> Work:
     """silu(x) * y, as dtrain.predict.time counts it: the three tensors that are kept, `moves` times."""
-    x, y, out = (torch.rand(ELEMENTS) for _ in range(3))
-    leaves = [x.requires_grad_(), y.requires_grad_()]
-    return _backward(lambda: functional.silu(x) * y, leaves, out), moves * 3 * 4.0 * ELEMENTS
+    pairs = [[torch.rand(ELEMENTS).requires_grad_() for _ in range(2)] for _ in range(TURNS)]
+    forwards = [partial(lambda x, y: functional.silu(x) * y, *pair) for pair in pairs]
+    act = _backward(forwards, [leaf for pair in pairs for leaf in pair], torch.rand(ELEMENTS))
+    return act, moves * 3 * 4.0 * ELEMENTS * TURNS
 
 
 def _update() -> Work:

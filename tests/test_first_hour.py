@@ -95,7 +95,7 @@ def test_what_is_asked_of_some_gpus_of_a_host_is_a_plan_for_those(
 
     monkeypatch.setattr(steps, "dtrain", planned)
     monkeypatch.setattr(steps, "rows", lambda out: [{"peak_bytes": 103.0, "step_seconds": 1.0, "mfu": 0.5}] * 3)
-    monkeypatch.setattr(steps, "_by_hand", lambda place, shape: 1.0)
+    monkeypatch.setattr(steps, "by_hand", lambda place, shape: 1.0)
     place = steps.Place("cuda", devices, 1, tmp_path)
     assert steps.memory(place).result == steps.speed(place).result == "passed"
     host = Cluster(gpus=8, cpus=64)

@@ -277,8 +277,8 @@ class Search:
         return Layout(words, plan, predict(plan, self._shapes(plan, model)))
 
     def _shapes(self, plan: Plan, model: Model) -> Shapes:
-        """Those of the model, where a pipeline may compute a head again and ranks may share sequences."""
-        key = model.strategies[0], formulas.again_of(plan), plan.mesh.cp > 1
+        """Those of the model, where a pipeline may compute a head again and so many ranks share sequences."""
+        key = model.strategies[0], formulas.again_of(plan), plan.mesh.cp
         if key not in self._split:
             shapes = formulas.shapes(plan)
             self._split[key] = replace(shapes, teacher=model.shapes.teacher) if shapes else model.shapes

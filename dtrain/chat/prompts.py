@@ -8,6 +8,7 @@ from dtrain.chat import turns
 from dtrain.chat.template import Message
 from dtrain.errors import PreflightError, StoreError, nearest
 from dtrain.storage import store
+from dtrain.storage.linekinds import Doubled, once
 
 Prompt = str | Sequence[Message]
 JSON = (".jsonl", ".ndjson", ".json")
@@ -41,7 +42,9 @@ def row_of(prompt: Prompt, answer: str) -> dict[str, Any]:
 
 def _parsed(line: str, where: str) -> Prompt:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
+    except Doubled as error:
+        raise PreflightError(f"{where}: {error}.") from None
     except (ValueError, RecursionError) as error:
         raise PreflightError(f"{where}: this is no JSON: {error}.") from None
     if not isinstance(row, dict):

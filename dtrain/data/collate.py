@@ -63,6 +63,15 @@ def check_entries(inputs: Any, name: str, *, place: int = 0) -> None:
                 )
 
 
+def check_some(inputs: Any, name: str) -> None:
+    """Raises WordsError, with the `name` of a sample, if its first row has no entry: padded, it would be trained as a
+    row of padding.
+    """
+    leaves = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    if next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 1) == 0:
+        raise WordsError(f"{name} has an empty row of inputs, which would be padding alone. Leave the sample out.")
+
+
 def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Apply `change` to the leaves of nested mappings with the same keys."""
     if isinstance(first, Mapping):

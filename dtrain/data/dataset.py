@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import MASK, check_entries, joined, stack, tensors, tree
+from dtrain.data.collate import MASK, check_entries, check_some, joined, stack, tensors, tree
 from dtrain.data.order import _mix64
 from dtrain.data.shift import next_targets
 from dtrain.data.split import Scattered, Split
@@ -76,6 +76,8 @@ class Samples:
         converted = [_converted(each, f"{self._name(int(i))}:") for i, each in zip(index, samples, strict=True)]
         for i, (inputs, _) in zip(index, converted, strict=True):
             check_entries(inputs, f"{self._name(int(i))}:")
+            if self.pad is not None:
+                check_some(inputs, self._name(int(i)))
         masked = self.pad is not None and MASK in _names(self.keys[0])
         try:
             return stack(converted, pad=self.pad, length=self.length, masked=masked)

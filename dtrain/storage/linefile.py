@@ -19,7 +19,7 @@ import numpy as np
 
 from dtrain.errors import PreflightError, an
 from dtrain.storage import rowindex, store
-from dtrain.storage.linekinds import TYPES, Kinds, Torn, number
+from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn, number, once
 from dtrain.storage.rowindex import Columns, Indices
 
 CHUNK = 1 << 22
@@ -68,7 +68,9 @@ class JsonLines(Format):
 
     def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
         try:
-            row = json.loads(line.decode())
+            row = json.loads(line.decode(), object_pairs_hook=once)
+        except Doubled:
+            raise
         except ValueError as error:
             raise Torn(f"this is no JSON: {error}") from None
         except RecursionError:
@@ -162,7 +164,8 @@ def check(url: str, form: Format, columns: Sequence[str]) -> None:
         line = ""
         if store.is_local(url):  # all of another file would have to come here to be counted
             line = f", line {_lines(store.local_path(url), size) + (not end.endswith(LINE))},"
-        raise PreflightError(f"data.path={url}: its last row{line} is torn: {error}.") from None
+        torn = "" if isinstance(error, Doubled) else " is torn"
+        raise PreflightError(f"data.path={url}: its last row{line}{torn}: {error}.") from None
 
 
 @dataclass(frozen=True)

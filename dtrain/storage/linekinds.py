@@ -14,6 +14,20 @@ class Torn(ValueError):
     """A row is not whole, or is no row; says why."""
 
 
+class Doubled(Torn):
+    """An object of JSON has two values of one name."""
+
+
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON with these pairs, for `json.loads`, which would keep the last of two. Raises Doubled."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise Doubled(f"{double!r} is given twice. Leave one out")
+    return row
+
+
 def number(cell: str) -> Any:
     """A cell as a number, if it is one; None if it is empty."""
     if "_" in cell:  # which is no digit in other readers

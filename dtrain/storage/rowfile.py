@@ -157,6 +157,8 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
                 return changed(data["path"], "the files", int(then[1]))
             if data.get("packing") == "pack" and not reader.text:
                 check_packing(files, columns, reader.cache, data["sequence"], shift=bool(data.get("shift")))
+            if data.get("pad") is not None and data.get("packing") != "pack" and _are_few(files):
+                check_some(files, [name for name in columns if name != data["targets"]] or columns, reader.cache)
             if data.get("bucket") is not None:
                 check_bucket(files, columns, reader.cache)
     except (PreflightError, WordsError) as error:
@@ -197,20 +199,42 @@ def lists_of(files: Sequence[File], columns: Sequence[str]) -> str:
 def check_bucket(files: Sequence[File], columns: Sequence[str], cache: Path) -> None:
     """Raises WordsError if rows of these files have one length, as far as that is known before the launch."""
     name = lists_of(files, columns)
-    if all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY:
+    if _are_few(files):
         lengths = np.concatenate([rowlengths.of(file, name, cache) for file in files])
         if (lengths == lengths[0]).all():
             raise WordsError(f"data.bucket: all rows of {name} have the length {lengths[0]}. Leave data.bucket out.")
 
 
+def check_some(files: Sequence[File], columns: Sequence[str], cache: Path) -> None:
+    """Raises PreflightError for rows whose first lists, which are to be padded, are empty. `columns`: the inputs."""
+    known = kinds([file.facts for file in files], columns, text=False)
+    name = next((name for name in columns if known[name].startswith("list of ")), None)
+    if name is None:
+        return
+    lengths = [rowlengths.of(file, name, cache) for file in files]
+    empty = sum(int((each == 0).sum()) for each in lengths)
+    for file, each in zip(files, lengths, strict=True):
+        if (each == 0).any():
+            where, rows = file.where(int((each == 0).argmax())), sum(map(len, lengths))
+            raise PreflightError(
+                f"data.path={file.url} has {empty} of {rows} rows without an entry in {name} (the first: {where}), "
+                "which would be padding alone. Leave them out."
+            )
+
+
 def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, window: int, *, shift: bool) -> None:
     """Raises WordsError and PreflightError if rows of these files cannot be packed into windows."""
     check_tokens(files, columns)
-    if all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY:
+    if _are_few(files):
         lengths = np.concatenate([rowlengths.of(file, columns[0], cache) for file in files])
         rowlengths.check(lengths, window)
         if shift:
             rowlengths.check_shift(lengths)
+
+
+def _are_few(files: Sequence[File]) -> bool:
+    """Whether all rows are read before the launch."""
+    return all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY
 
 
 def _kind(name: str, several: set[str], text: bool) -> str:

@@ -24,6 +24,7 @@ from dtrain.errors import PreflightError
 from dtrain.storage import rowindex, store
 from dtrain.storage.imagefiles import MAGIC, SUFFIXES, numbered, shown
 from dtrain.storage.linefile import PACKED
+from dtrain.storage.linekinds import once
 from dtrain.storage.rowindex import Indices
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
@@ -270,7 +271,7 @@ def _label(file: Any, begin: int, size: int, key: str, where: str) -> str:
     try:
         text: Any = data.decode().strip()
         if key or where.endswith(".json"):
-            fields = json.loads(text)
+            fields = json.loads(text, object_pairs_hook=once)
             text = fields
             for part in key.split(".") if key else ():
                 text = text[part]

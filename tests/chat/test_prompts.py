@@ -28,6 +28,7 @@ def test_each_line_is_a_prompt(tmp_path: Path) -> None:
     [
         ("\n\n", "there is no prompt in it"),
         ('{"prompt": "a"}\n{"prompt"', "line 2: this is no JSON"),
+        ('{"prompt": "a", "prompt": "b"}', "line 1: 'prompt' is given twice. Leave one out."),
         ("[1]", 'line 1: a row is an object, such as {"prompt": "Hello"}.'),
         ('{"promt": "a"}', "line 1 has neither prompt nor messages: it has promt. Did you mean prompt?"),
         ('\n{"prompt": ""}', "line 2: the prompt is empty"),

@@ -27,6 +27,8 @@ def test_blank_lines_and_a_missing_last_line_break_are_no_rows_and_no_mistake(tm
     ("line", "sentence"),
     [
         ('{"x": [1], "y"', "line 3: this is no JSON"),
+        ('{"x": [1], "y": 1, "y": 2}', "line 3: 'y' is given twice. Leave one out."),
+        ('{"x": [1], "y": 1, "z": {"a": 1, "a": 2}}', "line 3: 'a' is given twice"),
         ("[1, 2]", "line 3: a row is an object of columns"),
         ('{"x": [1]}', "line 3: column y is missing"),
         ('{"x": [1], "y": null}', "line 3: column y is empty"),

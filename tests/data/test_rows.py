@@ -23,7 +23,7 @@ from dtrain.errors import DtrainError
 from dtrain.model import construct
 from dtrain.storage import parquetfile
 from dtrain.storage.parquetfile import Groups, ParquetFile
-from dtrain.storage.rowfile import Reader
+from dtrain.storage.rowfile import Reader, problem
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
 BUILD: dict[str, Any] = {
@@ -359,3 +359,14 @@ def test_any_column_of_parquet_has_its_classes(source: Any, tmp_path: Path) -> N
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
     with pytest.raises(DtrainError, match="has 2 columns of the name a"):
         source("parquet", path, inputs="a", targets="a")
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_an_empty_row_would_be_padding_alone_and_is_refused(format: str, source: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / f"empty.{format}", [{"ids": [1, 2], "y": 1}, {"ids": [], "y": 0}, {"ids": [3], "y": 1}])
+    words = {"inputs": "ids", "targets": "y", "pad": 0, "path": path, "cache": str(tmp_path / "cache")}
+    made = source(format, path, inputs="ids", targets="y", pad=0, holdout=0)
+    with pytest.raises(DtrainError, match=r"empty\.\w+, .*2 has an empty row of inputs.* Leave the sample out\."):
+        made.take(np.arange(3), np.zeros(3, int))
+    told = problem(Reader(format, tmp_path / "cache"), [path], words, trained=None)
+    assert f"data.path={path} has 1 of 3 rows without an entry in ids (the first: " in told

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dtrain.chat import turns
 from dtrain.chat.making import NEVER, ROOM, SECONDS
+from dtrain.chat.template import RESERVED
 from dtrain.chat.tokenizer import Described, described
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import rowfile, rowindex, store
@@ -181,6 +182,14 @@ def job_of(data: Mapping[str, Any], tokenizer: Described) -> tuple[Job, list[str
     columns = turns.columns_of(kind, names, renamed)
     for column in renamed.values():
         rowindex.column(column, names, where)
+    for name in data["template_args"]:
+        if name in RESERVED:
+            raise WordsError(
+                f"data.template_args={{{name}: ...}}: the template gets {name} from dtrain. Leave it out, or give it "
+                "another name."
+            )
+        if not isinstance(name, str):
+            raise WordsError(f"data.template_args={{{name}: ...}}: a name is text, such as enable_thinking.")
     train_on = "answers" if kind == "pairs" else data["train_on"]
     job = Job(tokenizer, reader, kind, columns, train_on, dict(data["template_args"]), data["date"])
     return job, urls
@@ -256,7 +265,8 @@ def usable(files: Sequence[TokenFile], data: Mapping[str, Any]) -> NDArray[np.bo
     firsts = np.concatenate([file.firsts.max(1, initial=0) for file in files])
     if not len(lengths):
         raise PreflightError(f"{words}: there is no row in {len(files)} file(s).")
-    _refuse(files, firsts == NEVER, "{count} in which no token counts: there is no answer of the assistant")
+    nothing = "{count} in which no token counts: there is no answer of the assistant"
+    _refuse(files, firsts == NEVER, nothing, _slip(files))
     is_long = lengths > sequence
     if long == "refuse":
         hint = f"data.sequence={int(lengths.max())}, data.long=cut or data.long=skip"
@@ -276,6 +286,15 @@ def usable(files: Sequence[TokenFile], data: Mapping[str, Any]) -> NDArray[np.bo
     return kept
 
 
+def _slip(files: Sequence[TokenFile]) -> str:
+    """A sentence about names that the template writes and nothing defines."""
+    names = dict.fromkeys(name for file in files for name in file.facts.get("undefined", []))
+    if not names:
+        return ""
+    are = "are" if len(names) > 1 else "is"
+    return f" The chat template writes {', '.join(names)}, which {are} not defined: look for a slip of the pen there."
+
+
 def alike(files: Sequence[TokenFile], sequence: int) -> NDArray[np.bool_]:
     """Which rows are pairs of two conversations with the same first `sequence` tokens."""
     parts = list[NDArray[np.bool_]]()
@@ -289,7 +308,7 @@ def alike(files: Sequence[TokenFile], sequence: int) -> NDArray[np.bool_]:
     return np.concatenate(parts)
 
 
-def _refuse(files: Sequence[TokenFile], wrong: NDArray[np.bool_], sentence: str) -> None:
+def _refuse(files: Sequence[TokenFile], wrong: NDArray[np.bool_], sentence: str, hint: str = "") -> None:
     if not wrong.any():
         return
     count, first = int(wrong.sum()), int(wrong.argmax())
@@ -297,7 +316,7 @@ def _refuse(files: Sequence[TokenFile], wrong: NDArray[np.bool_], sentence: str)
         if first < len(file):
             rows = "1 row" if count == 1 else f"{count} rows"
             text = sentence.format(count=f"{rows} of {len(wrong)} (the first: {file.rows.where(first)})")
-            raise PreflightError(f"data.path={file.url} has {text}.")
+            raise PreflightError(f"data.path={file.url} has {text}.{hint}")
         first -= len(file)
 
 

@@ -86,7 +86,10 @@ def tokens_of_file(
             np.save(out, np.frombuffer(values, np.int64) if values else np.zeros(0, np.int64))
         Path(f"{stem}.{name}.part").replace(f"{stem}.{name}")
     size = sum(file.facts["sizes"])
-    return {"sizes": [size], "sha256": file.digest(), "kinds": {}, "tokens": written, "type": np.dtype(type_).name}
+    return {
+        "sizes": [size], "sha256": file.digest(), "kinds": {}, "tokens": written, "type": np.dtype(type_).name,
+        "undefined": [*template.undefined],
+    }  # fmt: skip
 
 
 def prompts(

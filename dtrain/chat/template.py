@@ -7,11 +7,11 @@ other.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -31,6 +31,10 @@ DATED = (
     "the chat template writes today's date, and a run has the same tokens on every day. Type data.date={today}, or "
     "another day"
 )
+
+
+RESERVED = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+"""Names that a template gets from dtrain alone."""
 
 
 class BrokenTemplate(ValueError):
@@ -54,6 +58,9 @@ class Template:
         environment.globals |= {
             "raise_exception": _refuse, "strftime_now": self._now, "dict": _Dict(), "namespace": _Namespace,
         }  # fmt: skip
+        self.undefined = dict[str, None]()
+        """Names that are not defined, of which it has written or read the value: a slip of the pen may be there."""
+        environment.undefined = _noted_in(self.undefined)
         self._spans = list[Span]()
         self._written = 0
         environment.extend(written=lambda: self._written, spans=self._spans)
@@ -161,6 +168,23 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _public(name)
         Namespace.__setitem__(self, name, value)
+
+
+def _noted_in(names: dict[str, None]) -> type[Undefined]:
+    """The value of a name that is not defined: nothing, but noted where it is written or gone through."""
+
+    class Noted(Undefined):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            names[str(self._undefined_name)] = None
+            return super().__str__()
+
+        def __iter__(self) -> Iterator[Any]:
+            names[str(self._undefined_name)] = None
+            return super().__iter__()
+
+    return Noted
 
 
 def _public(name: Any) -> None:

@@ -94,6 +94,11 @@ def _adapter(config: Config, draft: Mapping[str, Any]) -> Iterable[str]:
     if about(config.adapter).get("trains") != "adapter":
         return
     word = f"adapter={config.choices['adapter'] or config.adapter['_target_']}"
+    if config.adapter.get("targets") == []:
+        yield (
+            "adapter.targets=[] selects no layer, so nothing would be trained. Type adapter.targets=null for all those "
+            "of the blocks."
+        )
     if config.model.get("freeze"):
         yield f"{word} trains nothing but the adapter, so model.freeze has nothing to freeze. Leave model.freeze out."
     if about(draft["precision"]).get("flops") == "fp8":

@@ -17,6 +17,10 @@ BROKEN = talks.CHATML.replace(
     "{% for m in messages %}",
     "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('it is bad') }}{% endif %}",
 )
+SLIP = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.contnt }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -92,6 +96,10 @@ def test_nested_columns_are_read_from_other_formats(format: str, words: Any, tmp
         ({"template": "{{ strftime_now('%d') }}"}, "Type data.date="),
         ({"template": talks.FORGETFUL}, "which text is the answer of message 3 cannot be seen"),
         ({"tokenizer": "nowhere"}, "data.tokenizer=nowhere: there is no tokenizer.json"),
+        ({"template_args": {"messages": 3}}, "data.template_args={messages: ...}: the template gets messages from dtrain."),
+        ({"template_args": {"tools": []}}, "the template gets tools from dtrain. Leave it out, or"),
+        ({"template_args": {3: 3}}, "data.template_args={3: ...}: a name is text"),
+        ({"template": SLIP}, "no answer of the assistant. The chat template writes contnt, which is not defined"),
         ({"split": "train"}, "is no dataset that save_to_disk of Hugging Face wrote"),
     ],
 )  # fmt: skip

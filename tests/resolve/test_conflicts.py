@@ -35,6 +35,7 @@ from dtrain.errors import WordsError
             "Type model.width=16, or larger images.",
         ),
         (("sweep.out=x",), "Type -m for a sweep, out=<folder> for a run"),
+        (("adapter=lora", "adapter.targets=[]"), "adapter.targets=[] selects no layer"),
         (("spike.window=16",), "spike.window: nothing in this run reads it."),
         (("data=synthetic", "generate.tokens=3"), "Type data=text"),
     ],

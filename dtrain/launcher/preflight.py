@@ -23,6 +23,7 @@ from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
 from dtrain.weights import names, plain
+from dtrain.weights.owner import resized
 from dtrain.weights.place import is_ours, open_at
 
 FEWEST_FILES, TASKS = 32, 16
@@ -331,6 +332,7 @@ def _source(plan: Plan) -> Iterable[str]:
 def _foreign(plan: Plan, url: str) -> Iterable[str]:
     """Faults that the headers of a checkpoint of others show, and its table of names, before the model is there."""
     rules, weights = names.table(plan.init_names), open_at(url)
+    yield from resized(plan.model, url, weights.config or {})
     for fault in names.renamed(weights.tensors, rules)[1]:
         yield f"init_names: {fault}. {url} has {', '.join(map(plain, list(weights.tensors)[:3]))} and others."
 

@@ -86,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     declared.model,
     model_axes.options,
     fit.objective,
+    fit.tokens,
     metrics.named,
     fit.together,
     comparing.pairs,

@@ -12,6 +12,7 @@ from dtrain.planned import Part
 from dtrain.resolve.declared import figures, states_figures
 from dtrain.resolve.ranks import choose
 
+DECODED = "decoder_input_ids"
 PARTS = ("remat", "model", "adapter", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """Kind of the model's input (or of the data) -> the objective that `auto` means."""
@@ -55,12 +56,30 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
             f"objective={chosen} needs a model of tokens, model={model} takes {takes}. Type model=gpt, or "
             "objective=classification."
         )
-    if config.data.get("shift") is True and "figures" in about(part) and needs != "tokens" and not whole:
-        raise WordsError(
+    return {"objective": _with_figures(part, eval_loss="lowest")}
+
+
+def tokens(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check what an objective of tokens, or of none, gets from the data."""
+    part, data = draft["objective"], config.data
+    needs = about(part).get("needs") == "tokens"
+    chosen = about(part).get("task") if config.choices["objective"] == "auto" else config.choices["objective"]
+    is_known = "figures" in about(part) and not about(part).get("whole")
+    if data.get("shift") is True and is_known and not needs:
+        yield (
             f"data.shift=true makes the next token the target, but objective={chosen} predicts none. Type "
             "objective=next_token."
         )
-    return {"objective": _with_figures(part, eval_loss="lowest")}
+    inputs = data.get("inputs")
+    named = [inputs] if isinstance(inputs, str) else inputs
+    has_none = about(data).get("gives") == "tokens" or (isinstance(named, list | tuple) and DECODED not in named)
+    if config.model.get("task") == "seq2seq" and is_known and needs and has_none:
+        yield (
+            f"model.task=seq2seq objective={chosen}: nothing in the data is the input of the decoder. Type "
+            "objective=own, with which the model makes it of its labels"
+            + ("" if named is None else f", or data.inputs=[{','.join(map(str, named))},{DECODED}]")
+            + "."
+        )
 
 
 def _reads(config: Config) -> str | None:

@@ -12,6 +12,7 @@ from dtrain.config.elsewhere import MEANT
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
+from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import Part
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen
@@ -71,7 +72,12 @@ def _pretrained(config: Config) -> str | None:
     """The place of a model's pretrained weights, if it has them and no other run brings some."""
     name = fact(config.model, "weights_at")
     is_wanted = name and config.model.get("weights") == "pretrained" and config.fork is None
-    return hub.place(str(config.model[name])) if is_wanted else None
+    if not is_wanted:
+        return None
+    try:
+        return hub.place(str(config.model[name]))
+    except PreflightError as error:
+        raise WordsError(f"model.{name}={error}") from None
 
 
 def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:

@@ -72,9 +72,21 @@ def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def place(name: str) -> str:
-    """The URL of a model: hf://<organisation>/<name>[@revision] for one of the hub; a folder or URL as it is."""
+    """The URL of a model: hf://<organisation>/<name>[@revision] for one of the hub; a folder or URL as it is. Raises
+    PreflightError for a link to nothing, which is not meant as a name of the hub.
+    """
+    if "://" not in name and (lost := broken_link(name)):
+        raise PreflightError(f"{name}: {lost}")
     is_of_the_hub = "://" not in name and not Path(name).exists() and OF_THE_HUB.fullmatch(name)
     return f"{SCHEME}{name}" if is_of_the_hub else name
+
+
+def broken_link(name: str) -> str:
+    """A sentence about the link in a path that leads to nothing, or to itself; empty if there is none."""
+    for path in (Path(name), *Path(name).parents):
+        if path.is_symlink() and not path.exists():
+            return f"{path} is a link to {path.readlink()}, where nothing is. Make the link again, or name the folder."
+    return ""
 
 
 def read(url: str, file: str) -> bytes:

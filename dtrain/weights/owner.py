@@ -19,6 +19,10 @@ from dtrain.weights.place import is_ours, near, open_at
 
 LARGEST = 1 << 28
 """Largest file that is read, in bytes."""
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "n_embd", "n_layer", "d_model", "d_ff",
+)  # fmt: skip
+"""Entries of a config.json that are sizes of weights."""
 MERGE = "Export it first: dtrain checkpoint export out={0} adapter=merged to=<a folder>, and name that"
 
 
@@ -97,6 +101,21 @@ def configuration(name: str) -> Mapping[str, Any]:
     except (DtrainError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, Mapping) else {}
+
+
+def resized(part: Part, url: str, config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each size of `model.config` that is not the one of the pretrained weights, by the `config` beside
+    them.
+    """
+    if part.get("weights") != "pretrained" or hub.place(str(part.get("name"))) != url:
+        return []
+    asked: Mapping[str, Any] = part.get("config") or {}
+    return [
+        f"model.config={{{key}: {asked[key]}}}: the pretrained weights at {url} have {key}: {config[key]}. Leave {key} "
+        "out, or type model.weights=random."
+        for key in SIZES
+        if isinstance(asked.get(key), int) and isinstance(config.get(key), int) and asked[key] != config[key]
+    ]
 
 
 def tokens(tokenizer: str) -> dict[int, str]:

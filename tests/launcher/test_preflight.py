@@ -37,6 +37,21 @@ def test_weights_of_others_are_refused_before_launch(tmp_path: Path) -> None:
     assert f"Type python {tmp_path}/deepspeed/zero_to_fp32.py" in fault
 
 
+def test_a_size_that_pretrained_weights_do_not_have_is_told_with_what_to_type(tmp_path: Path) -> None:
+    save_file({"layer.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 500, "n_head": 4}))
+    (tmp_path / "a.txt").write_text("abc" * 999)
+    words = "data=text", f"data.path={tmp_path}/a.txt", "model=hf", f"model.name={tmp_path}"
+    words = (*words, "model.config={vocab_size: 600, n_head: 2}")
+    (fault,) = [each for each in preflight.missing(plan_of(tmp_path / "out", *words)) if "model.config" in each]
+    assert fault == (
+        f"model.config={{vocab_size: 600}}: the pretrained weights at {tmp_path} have vocab_size: 500. Leave vocab_size "
+        "out, or type model.weights=random."
+    )
+    for other in ("model.weights=random", "model.config={vocab_size: 500}"):
+        assert not any("model.config" in each for each in preflight.missing(plan_of(tmp_path / "out", *words, other)))
+
+
 def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:
     attempt = tmp_path / "a/checkpoints/step-00000001/00000001-20260101T000000-0123abcd-0001"
     attempt.mkdir(parents=True)

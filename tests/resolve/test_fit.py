@@ -141,6 +141,28 @@ def test_synthetic_data_is_what_a_model_of_this_task_reads(words: tuple[str, ...
     assert (decided.objective["_target_"].split(".")[2], decided.data["task"]) == (objective, task)
 
 
+SEQ2SEQ = "model=hf", "model.name=x", "model.weights=random", "model.task=seq2seq", "data=jsonl", "data.path=x.jsonl"
+
+
+def test_a_decoder_without_an_input_is_told_with_what_to_type() -> None:
+    words = (*SEQ2SEQ, "data.targets=labels")
+    for more in ((), ("objective=next_token",)):
+        with pytest.raises(WordsError) as error:
+            plan(*words, *more, "data.inputs=[input_ids]", "data.shift=true", "steps=0")
+        (told,) = [each for each in error.value.problems if "seq2seq" in each]
+        assert "model.task=seq2seq objective=next_token: nothing in the data is the input of the decoder" in told
+        assert "Type objective=own, with which" in told and "data.inputs=[input_ids,decoder_input_ids]." in told
+    plan(*words, "objective=own", "data.inputs=[input_ids]")
+    plan(*words, "data.inputs=[input_ids,decoder_input_ids]")
+
+
+def test_a_shift_that_no_target_has_is_told_beside_other_mistakes() -> None:
+    words = "model=mlp", "data=jsonl", "data.path=x.jsonl", "data.targets=y", "objective=regression", "data.shift=true"
+    with pytest.raises(WordsError) as error:
+        plan(*words, "objective.together=4")
+    assert [each.split(":")[0] for each in error.value.problems] == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from small import plan
 
-from dtrain.errors import PreflightError
+from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import preflight
 from dtrain.storage import hub
 
@@ -225,3 +225,16 @@ def test_a_folder_that_is_gone_is_told_with_the_nearest(tmp_path: Path, monkeypa
         with pytest.raises(PreflightError) as error:
             hub.read(hub.place(name), "config.json")
         assert str(error.value).endswith(near)
+
+
+def test_a_link_to_nothing_is_no_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    for name, to in (("models/lost", "lost"), ("models/gone", "nowhere"), ("round", "round"), ("models/here", ".")):
+        Path(name).symlink_to(to)
+    for name, link in (("models/lost", "models/lost"), ("models/gone", "models/gone"), ("round/a", "round")):
+        with pytest.raises(PreflightError, match=f"{name}: {link} is a link to .*, where nothing is"):
+            hub.place(name)
+        with pytest.raises(WordsError, match=f"model.name={name}: {link} is a link"):
+            plan("model=hf", f"model.name={name}")
+    assert hub.place("models/here") == "models/here" and hub.place("models/other") == "hf://models/other"

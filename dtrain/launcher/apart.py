@@ -73,6 +73,16 @@ def shapes_of(plan: Plan) -> Shapes:
     return shapes
 
 
+def known(plan: Plan) -> Shapes | None:
+    """The shapes that this process has asked for already; None if it has not, or if the model has none."""
+    if not _known or has_given() or _key(plan) not in _known:
+        return None
+    try:
+        return shapes_of(plan)
+    except WordsError:
+        return None
+
+
 def _key(plan: Plan) -> str:
     numbers = {name: number for name, number in versions().items() if name != "code"}
     with contextlib.suppress(PackageNotFoundError):

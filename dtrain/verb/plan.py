@@ -19,6 +19,7 @@ from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import spelling
 from dtrain.errors import WordsError
+from dtrain.launcher import apart
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import formulas, reference, report
 from dtrain.predict.advice import advise
@@ -94,10 +95,10 @@ def before(plan: Plan) -> str:
     """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
     torch can measure is not built for it.
     """
-    reason = "beside a teacher" if reference.is_teacher(plan) else formulas.unknown(plan)
-    shapes = None if reason else formulas.shapes(plan)
+    reason = "beside a teacher" if reference.is_teacher(plan) else ""
+    shapes = None if reason else formulas.shapes(plan) or apart.known(plan)
     if shapes is None:
-        return screen.rows([("memory", f"not predicted {reason}: dtrain plan does it")])
+        return screen.rows([("memory", f"not predicted {reason or formulas.unknown(plan)}: dtrain plan does it")])
     prediction = predict(plan, shapes)
     warning = () if prediction.fits else (("warning", report.warning(prediction)),)
     return screen.rows([*report.short(plan, prediction), *warning])

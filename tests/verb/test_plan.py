@@ -193,6 +193,24 @@ def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
     assert "\nwarning " in before(tiny)
 
 
+def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from dtrain.cluster import Cluster
+    from dtrain.compose import compose
+    from dtrain.launcher import apart
+    from dtrain.predict import formulas
+    from dtrain.resolve import resolve
+    from dtrain.verb.plan import before
+
+    plan = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
+    shapes, own = formulas.shapes(plan), replace(plan, model={**plan.model, "_about_": {}})
+    assert "not predicted for a model that is not one of dtrain's" in before(own)
+    monkeypatch.setattr(apart, "_known", {apart._key(own): {}})
+    monkeypatch.setattr(apart, "shapes_of", lambda plan: shapes)
+    assert "not predicted" not in before(own)
+
+
 def test_a_plan_says_before_it_runs_code_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

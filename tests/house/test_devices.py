@@ -150,7 +150,7 @@ WAITS_FOR = {
     ),
     "arrays of numpy: rows of files, and their order": (
         "objective/masked.py:Hiding.holdout", "objective/masked.py:Hiding.take",
-        "chat/files.py:TokenFile.read", "chat/files.py:alike", "storage/imagerows.py:ImageRows.read", "storage/parquetfile.py:unread", "chat/files.py:_check_bucket", "data/bucket.py:Buckets._windows", "data/bucket.py:_padding", "storage/rowfile.py:check_bucket", "chat/files.py:_refuse", "chat/files.py:usable", "chat/making.py:tokens_of_file", "data/chat.py:Chat._conversations",
+        "chat/files.py:TokenFile.read", "chat/files.py:alike", "storage/imagerows.py:ImageRows.read", "storage/parquetfile.py:unread", "chat/files.py:_check_bucket", "data/bucket.py:Buckets._windows", "data/bucket.py:_padding", "storage/rowfile.py:check_bucket", "storage/rowfile.py:check_some", "chat/files.py:_refuse", "chat/files.py:usable", "chat/making.py:tokens_of_file", "data/chat.py:Chat._conversations",
         "data/mixture.py:Joined.take",
         "data/mixture.py:_merged",
         "data/packing.py:Packed._heldout", "data/packing.py:Packed._made", "data/packing.py:_of_blocks", "data/tokens.py:PackedTokens.order", "data/wholedocs.py:Documents.ends", "data/wholedocs.py:Documents.tokens", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",

@@ -40,9 +40,7 @@ def test_weights_of_others_are_refused_before_launch(tmp_path: Path) -> None:
 def test_a_size_that_pretrained_weights_do_not_have_is_told_with_what_to_type(tmp_path: Path) -> None:
     save_file({"layer.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 500, "n_head": 4}))
-    (tmp_path / "a.txt").write_text("abc" * 999)
-    words = "data=text", f"data.path={tmp_path}/a.txt", "model=hf", f"model.name={tmp_path}"
-    words = (*words, "model.config={vocab_size: 600, n_head: 2}")
+    words = "objective=next_token", "model=hf", f"model.name={tmp_path}", "model.config={vocab_size: 600, n_head: 2}"
     (fault,) = [each for each in preflight.missing(plan_of(tmp_path / "out", *words)) if "model.config" in each]
     assert fault == (
         f"model.config={{vocab_size: 600}}: the pretrained weights at {tmp_path} have vocab_size: 500. Leave vocab_size "

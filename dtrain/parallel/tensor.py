@@ -74,7 +74,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> No
                     "mesh.tp."
                 )
             setattr(module, other, weight)
-    Outside(model, loss).watch()
+    Outside(model, sequence=sequence, loss=loss).watch()
 
 
 class Outside(TorchFunctionMode):
@@ -82,10 +82,11 @@ class Outside(TorchFunctionMode):
     Compiled code is not watched.
     """
 
-    def __init__(self, model: nn.Module, loss: str) -> None:
+    def __init__(self, model: nn.Module, *, sequence: str, loss: str) -> None:
         super().__init__()
         # the name of the class now: FSDP2 will replace it by a subclass
-        self._model, self._loss, self._kind, self._open = model, loss, type(unwrapped(model)).__name__, False
+        self._model, self._kind, self._open = model, type(unwrapped(model)).__name__, False
+        self._sequence, self._loss = sequence, loss
 
     def watch(self) -> None:
         def begin(*_: Any) -> None:
@@ -109,8 +110,15 @@ class Outside(TorchFunctionMode):
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
-            split = {id(each) for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor)}
+            split = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor)}
             name = next((name for name, parameter in self._model.named_parameters() if id(parameter) in split), None)
+            gathered = all(place.is_replicate() for each in split.values() for place in each.placements)
+            if name is None and self._sequence == "split" and gathered:
+                raise WordsError(
+                    f"tensor.sequence=split: {self._kind} uses the output of a sequence_parallel module outside of the "
+                    "matrices that tp_plan splits, with a whole tensor. Split what reads it there too, or leave out "
+                    "tensor.sequence."
+                ) from error
             if name is None and self._loss == "split":
                 raise WordsError(
                     f"tensor.loss=split: {self._kind} computes with the outputs that its tp_plan gathers, but this key "

@@ -9,10 +9,12 @@ whole ones is called twice more, as it is and with the weights of that module al
 be the same.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -37,6 +39,9 @@ ALIKE = 2
 GRADIENT = 10
 """How much more a forward with its backward may round than a forward."""
 
+PATIENCE = 10
+"""Seconds in which the other ranks must fail too, for a failure to be looked into."""
+
 _checked: WeakSet[nn.Module] = WeakSet()
 
 
@@ -48,9 +53,9 @@ def check_tensors(
     """
     if mesh.shape.tp == 1 or model in _checked or precision.convert is not None or _is_ours(model):
         return
-    problem = None
+    problem, letters = None, list[str]()
     with quiet(model):
-        for some in _few(batch, mesh):
+        for attempt, some in enumerate(_few(batch, mesh)):
             watch = _Watch(model, mesh, precision)
             try:
                 with hooked(model, watch.before, watch.after, first=True):
@@ -58,7 +63,8 @@ def check_tensors(
             except WordsError:
                 raise
             except Exception as error:
-                if mesh.shape.pp > 1:  # the other stages wait
+                letters.append(_letter(attempt, mesh.rank))
+                if mesh.shape.pp > 1 or not _all_fail(mesh, attempt, watch.place()):  # the others wait in collectives
                     raise
                 with precision.autocast(mesh.device):
                     problem = watch.failed(error)
@@ -68,6 +74,7 @@ def check_tensors(
             if problem:
                 break
     problems = [one for one in mesh.gather(problem) if one]
+    mesh.kv_delete(*letters)
     if problems:
         raise WordsError(f"mesh.tp={mesh.shape.tp}: {problems[0]}")
     _checked.add(model)
@@ -76,6 +83,21 @@ def check_tensors(
 def _is_ours(model: nn.Module) -> bool:
     """Whether it is one of dtrain's models, which the tests compare on every mesh."""
     return all(own_class(unwrapped(root)).__module__.startswith("dtrain.") for root in roots(model))
+
+
+def _all_fail(mesh: Mesh, attempt: int, place: str) -> bool:
+    """Whether the other ranks fail in the same module, within PATIENCE seconds."""
+    deadline, keys = time.monotonic() + PATIENCE, [_letter(attempt, rank) for rank in range(mesh.world)]
+    mesh.kv_set(keys[mesh.rank], place)
+    while (places := mesh.kv_get(keys)) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return set(places) == {place}
+
+
+def _letter(attempt: int, rank: int) -> str:
+    return f"tensor_check/failed/{attempt}/{rank}"
 
 
 def _few(batch: Any, mesh: Mesh) -> list[Any]:
@@ -162,6 +184,10 @@ class _Watch:
         if parts and self._frames:
             self._frames[-1].parts = True
 
+    def place(self) -> str:
+        """The innermost module that runs now."""
+        return self._names.get(id(self._frames[-1].module), "") if self._frames else ""
+
     def failed(self, error: Exception) -> str | None:
         """The innermost module that fails on a part and not with whole weights."""
         for frame in reversed(self._frames):
@@ -176,9 +202,7 @@ class _Watch:
         self._busy = True
         try:
             given = self._gathered(call)
-            if given is not None:
-                self._run(call, given, whole=True)
-            return given is not None
+            return given is not None and self._agreed(partial(self._run, call, given, whole=True)) is not None
         except Exception:
             return False
         finally:
@@ -271,13 +295,22 @@ class _Watch:
     def _outcomes(self, call: Call, given: list[Any], *, flows: bool) -> tuple[_Outcome, _Outcome, bool]:
         """(with whole weights, as it is, whether in fp32). Raises _Silent."""
         for wide in (True, False) if self._low else (False,):
-            try:
-                whole = self._run(call, given, whole=True, wide=wide, flows=flows)
-                part = self._run(call, call.leaves, wide=wide, flows=flows, shape=whole.out.shape)
-            except Exception:  # models of others fail in many ways, in fp32 for one
+            how: dict[str, Any] = {"wide": wide, "flows": flows}
+            whole = self._agreed(partial(self._run, call, given, whole=True, **how))
+            if whole is None:
                 continue
-            return whole, part, wide
+            part = self._agreed(partial(self._run, call, call.leaves, shape=whole.out.shape, **how))
+            if part is not None:
+                return whole, part, wide
         raise _Silent
+
+    def _agreed(self, run: Callable[[], _Outcome]) -> _Outcome | None:
+        """None if it fails on any rank: models of others fail in many ways, in fp32 for one."""
+        try:
+            outcome = run()
+        except Exception:
+            outcome = None
+        return None if self._ranks.worst([float(outcome is None)])[0] else outcome
 
     def _run(
         self,

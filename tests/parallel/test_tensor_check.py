@@ -1,15 +1,17 @@
 """A model that computes something else from a part of its heads or of its width is named before its first step; right ones go through."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from small import on_resident_mesh, tokens
+from pool import RankFailed
+from small import on_mesh, on_resident_mesh, tokens
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
@@ -317,6 +319,33 @@ def test_what_takes_a_part_for_the_whole_is_named(names: Sequence[str]) -> None:
         assert all(sentence.startswith("mesh.tp=2: ") and "blocks.0." in sentence for sentence in sentences.values())
 
 
+def alone(self: Any, x: Tensor) -> Tensor:
+    h = self.up(x)
+    if dist.get_rank() == 1:
+        raise MemoryError("of this rank alone")
+    out: Tensor = self.down(h)
+    return out
+
+
+def test_a_rank_that_fails_alone_says_why_and_keeps_nobody_waiting() -> None:
+    with pytest.raises(RankFailed, match="MemoryError: of this rank alone"):
+        on_mesh(impatient, tp=2)
+
+
+def impatient(mesh: Mesh) -> str:
+    with patch.object(tensor_check, "PATIENCE", 0.1):
+        return said(mesh, Net(wide(alone)))
+
+
+def beside(mesh: Mesh) -> dict[str, str]:
+    return both(mesh, names=("a gradient of the input",), right=(), sequence="split")[0]
+
+
+def test_what_reads_the_output_of_a_split_norm_beside_its_matrices_is_told_with_the_key() -> None:
+    for sentences in on_resident_mesh(beside, tp=2):
+        assert "tensor.sequence=split: Net uses the output of a sequence_parallel module outside of" in str(sentences)
+
+
 def right(mesh: Mesh, names: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
     """The sentences, and how many gradients of a model were compared."""
     compared, here = Counter[str](), ""
@@ -341,7 +370,7 @@ def test_what_is_right_goes_through(names: Sequence[str]) -> None:
         assert few.keys() <= {"noise", "noise after", "gathered", "a mean of what is gathered"}, few
 
 
-def both(mesh: Mesh, *, names: Sequence[str] = SOME, remat: str = "", sequence: str = "", **how: Any) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
+def both(mesh: Mesh, *, names: Sequence[str] = SOME, right: Collection[str] = RIGHT, remat: str = "", sequence: str = "", **how: Any) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
     """The sentences of some wrong models, and of right ones."""
     if remat:
         how["remat"] = full.build()
@@ -357,7 +386,7 @@ def both(mesh: Mesh, *, names: Sequence[str] = SOME, remat: str = "", sequence: 
             "norm": "sequence_parallel",
         }
     bad = {name: partial(Net, WRONG[name][0], **more) for name in names}
-    good = {name: partial(Net, inner, **more) for name, inner in RIGHT.items() if not (sequence and "gathered" in name)}
+    good = {name: partial(Net, RIGHT[name], **more) for name in right if not (sequence and "gathered" in name)}
     return every(mesh, bad, **how), every(mesh, good, **how)
 
 
@@ -377,10 +406,9 @@ def test_on_other_meshes_and_in_other_precisions(degrees: dict[str, int], how: d
         (how.get("sequence") == "split", "a gradient of the input"),
     ]
     names = [name for name in SOME if (True, name) not in unseen]
-    # on the CPU torch's norm of a split weight takes no input of another precision; what goes twice through `up` has a
-    # part of the sequence there the second time; two heads are not split over four ranks
-    refused = {"bf16": "a norm inside of heads", "split": "twice"}.get(next(iter(how.values()), ""), "")
-    refused = "grouped heads" if degrees == {"tp": 4} else refused
+    # what goes twice through `up` has a part of the sequence there the second time; two heads are not split over four
+    # ranks
+    refused = "grouped heads" if degrees == {"tp": 4} else "twice" if how.get("sequence") == "split" else ""
     for bad, good in on_resident_mesh(partial(both, names=names, **how), **degrees):
         named(bad, names)
         assert {name for name, sentence in good.items() if sentence} - {refused} == set(), good

@@ -186,7 +186,7 @@ class _Watch:
 
     def place(self) -> str:
         """The innermost module that runs now."""
-        return self._names.get(id(self._frames[-1].module), "") if self._frames else ""
+        return self._named(self._frames[-1].module) if self._frames else "none"
 
     def failed(self, error: Exception) -> str | None:
         """The innermost module that fails on a part and not with whole weights."""

@@ -22,7 +22,7 @@ from dtrain.loop.spike import SpikeDetector, gates, sentence
 from dtrain.loop.step import gradients_of, zero
 from dtrain.loop.undo import go_back, rewind
 from dtrain.mesh import Mesh
-from dtrain.model import balance, balanced, caveats
+from dtrain.model import balance, balanced
 from dtrain.optim.clip import clip
 from dtrain.optim.step import update
 from dtrain.planned import Plan
@@ -65,7 +65,7 @@ def train(plan: Plan) -> Result:
         parts.begin(checkpoint, state, resumed=bool(restored))
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
-        log.started(state, checkpoint, parameters=parts.parameters, caveats=[*caveats(model), *stream.notes])
+        log.started(state, checkpoint, parameters=parts.parameters, caveats=[*parts.caveats, *stream.notes])
         observers = Observers(
             parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
             watchdog=watchdog,

@@ -12,7 +12,7 @@ from typing import Literal
 from dtrain.checkpoint import commit as commits
 from dtrain.errors import LeaseError, StoreError
 from dtrain.storage import lease, store
-from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place
+from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place, remove
 
 Best = Literal["lowest", "highest"]
 SCORES = "METRICS.json"
@@ -188,11 +188,7 @@ class Retention:
         if not _ours(one.url):
             return
         try:
-            store.remove(store.join(one.url, commits.NAME))
-            store.remove(one.url)
-            step = one.url.rsplit("/", 1)[0]
-            if not store.children(step):
-                store.remove(step)
+            remove(one.url)
         except StoreError as error:
             yield str(error)
             return

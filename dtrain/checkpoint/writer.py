@@ -21,7 +21,7 @@ from dtrain.checkpoint.load import read_file
 from dtrain.checkpoint.snapshot import File
 from dtrain.errors import LeaseError, StoreError, first_line
 from dtrain.mesh import Mesh
-from dtrain.storage import lease, store
+from dtrain.storage import attempts, lease, store
 
 REMOTE_STREAMS, LOCAL_STREAMS = 4, 2
 """Number of files a rank writes at a time; with a remote URL each is in memory once more."""
@@ -171,7 +171,7 @@ class CheckpointWriter:
 
     def _remove(self, url: str) -> None:
         try:
-            store.remove(url)
+            attempts.remove(url)
         except StoreError as error:
             self.error += f"; {error}"
 

@@ -19,7 +19,7 @@ from dtrain.errors import WordsError, about_data
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
-from dtrain.model import construct
+from dtrain.model import blocks, caveats, construct
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
@@ -31,6 +31,7 @@ from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
 from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
+from dtrain.predict import blockless
 from dtrain.schedule import Schedule
 from dtrain.strategy import Strategy
 
@@ -61,6 +62,11 @@ class Parts:
         """
         if self.reference:
             self.reference.begin(checkpoint, state, resumed=resumed)
+
+    @property
+    def caveats(self) -> list[str]:
+        """Caveats about this run of the model."""
+        return [*caveats(self.model), *blockless.notes(self.plan, blocks=any(blocks(self.model)))]
 
     @cached_property
     def heldout(self) -> Source | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict import padding, picture, reference
+from dtrain.predict import blockless, padding, picture, reference
 from dtrain.predict.advice import Change
 from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
@@ -24,6 +24,7 @@ def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Ro
         yield from _memory(plan, prediction)
         yield from _named("reference", filter(None, [reference.sentence(plan)]))
         yield from _named("padding", filter(None, [padding.sentence(plan, prediction.shapes)]))
+        yield from _named("blocks", blockless.notes(plan, blocks=prediction.shapes.listed > 0))
         yield "work", _work(prediction)
         yield from _named("collectives", _collectives(plan, prediction))
         yield from _time(plan, prediction)

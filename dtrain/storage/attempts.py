@@ -95,6 +95,15 @@ def place(url: str) -> str:
     return "/".join(url.rstrip("/").split("/")[-2:])
 
 
+def remove(url: str) -> None:
+    """Remove an attempt, its commit first, and the folder of its step if nothing else is in it. Raises StoreError."""
+    store.remove(store.join(url, COMMIT))
+    store.remove(url)
+    step = url.rsplit("/", 1)[0]
+    if not store.children(step):
+        store.remove(step)
+
+
 def in_order(attempts: Iterable[Attempt]) -> list[Attempt]:
     """Sort attempts, newest first."""
     return sorted(attempts, key=lambda one: (one.lease, one.step, one.name, one.url), reverse=True)

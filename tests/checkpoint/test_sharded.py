@@ -440,6 +440,7 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
     for message in on_mesh(work, dp_shard=2):
         assert "rank 1" in message
         assert "No space left on device" in message
+    assert not list((tmp_path / "checkpoints").iterdir()), "nothing is left of it"
 
 
 @pytest.mark.parametrize(

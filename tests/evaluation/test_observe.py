@@ -54,6 +54,11 @@ def test_a_forward_that_draws_nothing_is_not_told_of(tmp_path: Path) -> None:
     assert caveats(plan_of(tmp_path / "run", "model._target_=wrong_models.Net", *WORDS)) == []
 
 
+def test_remat_of_a_model_without_blocks_is_told(tmp_path: Path) -> None:
+    words = ("model._target_=wrong_models.Net", "remat=full", *WORDS)
+    assert [each.split(":")[0] for each in caveats(plan_of(tmp_path / "run", *words))] == ["remat changes nothing"]
+
+
 def test_samples_that_are_read_after_the_forward_are_no_draws_of_it(tmp_path: Path) -> None:
     """The first save reads samples for the digest of the data, which seeds the generators."""
     data = ("data=dataset", "data.dataset._target_=small.Uneven", "trust=[small]", "checkpoint.every=1")

@@ -30,6 +30,7 @@ from dtrain.loop.assemble import assemble, prepare
 from dtrain.loop.step import gradients_of, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced
+from dtrain.objective.head import Deferred
 from dtrain.optim.clip import clip
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import Plan
@@ -326,7 +327,7 @@ def storages() -> list[Any]:
     return [
         storage(each)
         for each in gc.get_objects()
-        if issubclass(type(each), Tensor) and not each.is_meta and each.layout == torch.strided
+        if issubclass(type(each), Tensor) and type(each) is not Deferred and not each.is_meta and each.layout == torch.strided
     ]
 
 

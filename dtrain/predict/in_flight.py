@@ -14,7 +14,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict.peak_memory import Moment, Sizes, inside, places, total
 from dtrain.predict.schedule import Spot, first_rounds, spots
-from dtrain.predict.shapes import Shapes
+from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import holding_of
 
 
@@ -74,7 +74,7 @@ def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, hand
     """
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
-    returns = shapes.returns.of(plan) * plan.batch.microbatch
+    returns = _returned(plan, shapes)
     saved = total(blocks, "saved") + total(blocks, "casts")
     first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
     for place in places(blocks):
@@ -102,6 +102,16 @@ def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, hand
         0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
         first,
     )
+
+
+def _returned(plan: Plan, shapes: Shapes) -> float:
+    """Bytes of the outputs of one microbatch, which the schedule keeps, beside what the loss saves: in 16 bits or split
+    over the vocabulary it saves the logits themselves (dtrain/objective/vocabulary.py).
+    """
+    itself = types_of(plan).compute < 4 or (plan.mesh.tp > 1 and plan.tensor.get("loss") == "split")
+    if fact(plan.objective, "task") == "next_token" and itself:
+        return 0.0
+    return shapes.returns.of(plan) * plan.batch.microbatch
 
 
 def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:

@@ -327,7 +327,10 @@ def storages() -> list[Any]:
     return [
         storage(each)
         for each in gc.get_objects()
-        if issubclass(type(each), Tensor) and type(each) is not Deferred and not each.is_meta and each.layout == torch.strided
+        if issubclass(type(each), Tensor)
+        and type(each) is not Deferred
+        and not each.is_meta
+        and each.layout == torch.strided
     ]
 
 

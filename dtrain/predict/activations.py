@@ -139,14 +139,18 @@ class ActivationModel:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
-        return self.product(x, Value(rows * outputs, self.types.compute, layout), rows * inputs * outputs)
+        # what a rowwise product gives is a sum's part, of the whole sequence
+        made = Value(rows * outputs, self.types.compute, "whole") if style.startswith("rowwise") else None
+        return self.product(x, Value(rows * outputs, self.types.compute, layout), rows * inputs * outputs, made=made)
 
-    def product(self, x: Value, out: Value, work: int) -> Value:
-        """A matrix product with a weight; the input is saved in the compute type."""
+    def product(self, x: Value, out: Value, work: int, *, made: Value | None = None) -> Value:
+        """A matrix product with a weight; the input is saved in the compute type. `made`: its result, if `out` is what
+        tensor parallelism makes of that.
+        """
         self.work += work
         self.backward_work += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
-        self._products.append(out)
+        self._products.append(made or out)
         self.op([low], out, low, deferred_wgrad=True)
         self._tail = work
         return out

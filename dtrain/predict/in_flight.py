@@ -27,7 +27,8 @@ class Flight:
 
     `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
     one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
-    `inner`: live memory beyond `saved` and `left` in a backward of the inputs, which lets go of nothing.
+    `inner`: live memory beyond `saved` and `left` in a backward of the inputs, which lets go of nothing; `rerun`: beyond
+    `saved`, in a weight backward: that of logits in chunks runs anew.
     `narrow`: gradients that a weight backward leaves in the type of the products, until the next backward adds them.
     `leads`: it is the first stage of all.
     """
@@ -42,6 +43,7 @@ class Flight:
     returned: float
     left: float
     inner: float
+    rerun: float
     narrow: float
     leads: bool
 
@@ -99,6 +101,7 @@ def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, hand
         handed[stage - 1] if before else 0.0,
         0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
         max(size.transient for size in blocks),
+        blocks[-1].peak_live - blocks[-1].saved if last and shapes.blocks[-1].chunk else 0.0,
         0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
         first,
     )
@@ -125,7 +128,7 @@ def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Mom
     best, most = Moment(), 0.0
     for spot in spots(shape, pp, first_rounds(shape, count, pp), rank):
         flying = always + sum(_held(each, counts) for each, counts in zip(flights, spot.counts, strict=True))
-        moment = _backward(flights, spot, flying + flights[spot.place].left * (spot.kind == "I"))
+        moment = _backward(flights, spot, flying)
         best = max(best, moment, key=lambda moment: sum(moment.values()))
         most = max(most, flying)
     yield best
@@ -141,6 +144,7 @@ def _held(each: Flight, counts: Sequence[int]) -> float:
 def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
     """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
     flying = count * sum(each.saved + each.sent for each in flights)
+    yield {"activations": flying}
     for place in reversed(range(len(flights))):
         here = flights[place]
         for done in {0, min(1, count - 1)}:
@@ -157,9 +161,9 @@ def _backward(flights: Sequence[Flight], spot: Spot, flying: float) -> Moment:
     here = flights[spot.place]
     live, way = here.later if spot.begun[spot.place] else here.first
     if spot.kind == "W" and not here.leads:
-        live, way = 0.0, here.narrow or way
+        live, way = here.rerun, here.narrow or way
     elif spot.kind == "I":
-        live, way = max(live, here.inner), 0.0
+        live, way = max(live, here.left + here.inner), 0.0
     places = (place for place, apart in enumerate(spot.apart) if apart and (place != spot.place or spot.kind != "W"))
     return {
         "activations": flying + min(0.0, live), "inside a block": max(0.0, live),

@@ -6,6 +6,8 @@
     recomputed  the forward of the blocks that remat recomputes, except a last product whose result is not needed;
                 nothing with remat=selective
 
+A loss of logits in chunks is one operator with a weight: a schedule that splits the backward runs its backward twice.
+
 Attention counts the full square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM,
 arXiv 2204.02311). The ring of mesh.cp is an exception: its n ranks skip blocks that the causal mask hides, and compute
 (n + 1) / 2n of the square. Experts are computed on every rank of mesh.tp.
@@ -39,11 +41,12 @@ def work(plan: Plan, shapes: Shapes) -> Work:
     for block in shapes.blocks:
         attention = block.attention_work
         forward += 2 * (block.work + visible * attention) * block.count
-        backward += (2 * block.backward_work + 5 * visible * attention * block.grad_out) * block.count
+        parts = 2 if block.chunk and plan.mesh.pp > 1 and fact(plan.pipeline.order, "splits_backward") else 1
+        backward += (2 * block.backward_work * parts + 5 * visible * attention * block.grad_out) * block.count
         if block.listed and block.grad_out:
             again += 2 * (block.recompute_work - (1 - visible) * attention) * block.count
     duplicated = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
-    remat = round(samples * again * recomputed(plan, shapes.listed))
+    remat = round((samples * again + 2 * duplicated) * recomputed(plan, shapes.listed))
     return Work(round(samples * forward) + 2 * duplicated, round(samples * backward) + 4 * duplicated, remat)
 
 

@@ -70,6 +70,7 @@ class ActivationModel:
         self._steps: list[Step] = []
         self._products: list[Value] = []
         self._deferred_wgrad: list[Value] = []
+        self._summands: list[Value] = []
         self._first: Value | None = None
 
     def begin(self, x: Value) -> Value:
@@ -82,6 +83,8 @@ class ActivationModel:
         saved = {
             "all": _sum(value for step in self._steps for value in step.saved),
             "products": _sum((*first, *self._products)),
+            "summands": _sum(Value(value.numbers, value.bytes, "whole") for value in self._summands),
+            "summed": _sum(self._summands),
             "inputs": _sum(first),
             "saved_input": _sum(value for step in self._steps for value in step.saved if value in first),
             "saved_output": _sum(value for step in self._steps for value in step.saved if value is out),
@@ -139,18 +142,16 @@ class ActivationModel:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
-        # what a rowwise product gives is a sum's part, of the whole sequence
-        made = Value(rows * outputs, self.types.compute, "whole") if style.startswith("rowwise") else None
-        return self.product(x, Value(rows * outputs, self.types.compute, layout), rows * inputs * outputs, made=made)
+        out = Value(rows * outputs, self.types.compute, layout)
+        self._summands += [out] * style.startswith("rowwise")
+        return self.product(x, out, rows * inputs * outputs)
 
-    def product(self, x: Value, out: Value, work: int, *, made: Value | None = None) -> Value:
-        """A matrix product with a weight; the input is saved in the compute type. `made`: its result, if `out` is what
-        tensor parallelism makes of that.
-        """
+    def product(self, x: Value, out: Value, work: int) -> Value:
+        """A matrix product with a weight; the input is saved in the compute type."""
         self.work += work
         self.backward_work += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
-        self._products.append(made or out)
+        self._products.append(out)
         self.op([low], out, low, deferred_wgrad=True)
         self._tail = work
         return out

@@ -27,8 +27,8 @@ class Flight:
 
     `first`, `later`: (live memory beyond `saved`, gradients on their way) at the peak of its backwards. In the `first`
     one of a step gradients come into being block by block; each `later` one adds to all `gradients` of the stage.
-    `inner`: live memory beyond `saved` and `left` in a backward of the inputs, which lets go of nothing; `rerun`: beyond
-    `saved`, in a weight backward: that of logits in chunks runs anew.
+    `inner`: live memory beyond `saved` and `left` in a backward of the inputs, which lets go of nothing; `rerun`:
+    beyond `saved`, in a weight backward: that of logits in chunks runs anew.
     `narrow`: gradients that a weight backward leaves in the type of the products, until the next backward adds them.
     `leads`: it is the first stage of all.
     """

@@ -129,7 +129,10 @@ def _activations(plan: Plan, block: Block, *, again: bool) -> tuple[float, float
     keeps = fact(plan.remat, "keeps")
     if keeps == "inputs":
         return block.saved["inputs"].of(plan) if again else whole, peak_live
-    return min(whole, block.saved[keeps].of(plan)), peak_live
+    kept = block.saved[keeps].of(plan)
+    if keeps == "products" and "summands" in block.saved:  # a rank's part of a sum, before tensor parallelism splits it
+        kept += block.saved["summands"].of(plan) - block.saved["summed"].of(plan)
+    return min(whole, kept), peak_live
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ class Block:
     `listed`: it is one of dtrain.model.blocks, which are sharded, recomputed and compiled separately; otherwise it
     belongs to the root, except the `head`, which is sharded separately. `saved`: for the backward in the plan's
     precision, in total (`all`), with remat=selective (`products`) and with remat=full (`inputs`); of `all`, the block's
-    input (`saved_input`) and output (`saved_output`); `deferred_wgrad`: gradients that a backward of the inputs leaves
+    input (`saved_input`) and output (`saved_output`); products that tensor parallelism sums (`summed`), and a rank's
+    parts of these sums (`summands`); `deferred_wgrad`: gradients that a backward of the inputs leaves
     for that of the weights; `ends`: the part of both that is not needed if no block follows; `transient`: what else
     lives in it at its peak, 0 if not known. `peak_live`: peak live memory of the backward.
 

@@ -141,16 +141,19 @@ def compare(plan: Plan) -> Compared:
     shapes = shapes_of(plan)
     found = resident(plan.world, count, plan, seconds=300)
     size = plan.world // plan.mesh.pp
+    inputs = round(shapes.inputs * plan.batch.local / plan.mesh.cp) if plan.mesh.pp > 1 else 0
     rows = [
-        _row(plan, memory, found[stage * size : (stage + 1) * size])
+        _row(plan, memory, found[stage * size : (stage + 1) * size], inputs)
         for stage, memory in enumerate(classes(plan, shapes))
     ]
     both = (work(plan, shapes).total, sum(rank["flops"] for rank in found))
     return Compared(rows, (saved(plan, shapes), sum(rank["saved"] for rank in found)), both)
 
 
-def _row(plan: Plan, memory: Memory, found: Sequence[dict[str, Any]]) -> Row:
-    """Of ranks that exchange rows the mean: which experts get how many of them, the data and an untrained router say."""
+def _row(plan: Plan, memory: Memory, found: Sequence[dict[str, Any]], inputs: int) -> Row:
+    """`inputs`: bytes of those of all microbatches, which a pipeline concatenates.
+
+    Of ranks that exchange rows the mean: which experts get how many of them, the data and an untrained router say."""
     most = {name: max(rank[name] for rank in found) for name in ("rest", "end", "state", "kept", "total")}
     if plan.mesh.ep > 1:
         most |= {name: mean(rank[name] for rank in found) for name in ("kept", "total")}
@@ -159,5 +162,4 @@ def _row(plan: Plan, memory: Memory, found: Sequence[dict[str, Any]]) -> Row:
         "gradients": (memory.gradients, most["end"]),
         "optimizer": (memory.optimizer, most["state"]),
     }
-    kept = memory.activations + memory.moment.get("inputs", 0)
-    return Row(exact, kept / most["kept"], memory.peak / most["total"])
+    return Row(exact, (memory.activations + inputs) / most["kept"], memory.peak / most["total"])

@@ -135,7 +135,7 @@ def _sample(plan: Plan, shapes: Shapes, machine: Machine) -> Sample:
     starts = start_seconds(plan, shapes.blocks, 0.0)
     blocks = replace(shapes, blocks=tuple(block for block in shapes.blocks if block.listed))
     kept = [fact(plan.remat, "keeps"), fact(plan.compile, "keeps")]
-    if kept[0] == "inputs" and not recomputed(plan, shapes.listed):
+    if kept[0] == "inputs" and not recomputed(plan, shapes):
         kept[0] = "all"
     least = (
         min(block.saved[keeps].of(plan) for keeps in kept) * block.count for block in shapes.blocks if block.listed

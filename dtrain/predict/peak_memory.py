@@ -24,7 +24,7 @@ Moment = dict[str, float]
 """Live memory at one moment: name -> bytes."""
 
 
-PARTS = ("saved_input", "saved_output", "deferred_wgrad", "ends", "transient")
+PARTS = ("saved_output", "deferred_wgrad", "ends", "transient")
 """Of `Block.saved`, in the order of the last fields of Sizes."""
 
 
@@ -81,6 +81,8 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     saved, peak_live = _activations(plan, block, again=again)
+    # what remat keeps of a block begins with its input, of which the block itself may save no more than a cast
+    own = "inputs" if block.listed and (again or fact(plan.remat, "keeps") == "products") else "saved_input"
     casts = product * types.compute * (types.autocast and not state.shards)
     recast = again or "products" in (fact(plan.remat, "keeps"), fact(plan.compile, "keeps"))
     kept = 0.0 if block.listed and recast else casts
@@ -94,7 +96,7 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
         saved * micro, peak_live * micro + chunk + casts - kept, block.passes * flowing(plan).param * micro / split,
-        *(block.saved[way].of(plan) * micro for way in PARTS),
+        *(block.saved[way].of(plan) * micro for way in (own, *PARTS)),
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
     return Prediction(
         shapes, predicted, budget_of(plan, machine, every), kept(plan, machine, every), work(plan, shapes),
         saved(plan, shapes), rank, calls[rank],
-        bubble(plan.pipeline, pp, count, recomputed(plan, shapes.listed)),
+        bubble(plan.pipeline, pp, count, recomputed(plan, shapes)),
         in_flight(plan.pipeline, pp, first_rounds(plan.pipeline, count, pp)) if pp > 1 else (),
         machine, time(plan, shapes, predicted, machine, calls) if machine else None,
     )  # fmt: skip

@@ -224,7 +224,7 @@ def _bandwidth(plan: Plan, machine: Machine) -> float:
 def compute_seconds(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> Computing:
     """Seconds per step that one rank spends on a stage."""
     samples, split = plan.batch.local, plan.mesh.tp * plan.mesh.cp
-    again, moves = recomputed(plan, shapes.listed), float(fact(plan.compile, "moves"))
+    again, moves = recomputed(plan, shapes), float(fact(plan.compile, "moves"))
     rereads = 1.0 if fact(plan.remat, "keeps") == "products" else again
     share, seen = samples / split, measured.figures_of(plan)
     products = attention = moved = 0.0
@@ -310,7 +310,7 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     """Seconds of the whole pipeline."""
     if plan.mesh.pp == 1:
         return busy[0]
-    pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes.listed)
+    pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes)
     return length_of(plan.pipeline, pp, count, tuple(spent / count / (3 + again) for spent in busy), hop, again)
 
 

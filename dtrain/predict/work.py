@@ -13,11 +13,12 @@ arXiv 2204.02311). The ring of mesh.cp is an exception: its n ranks skip blocks 
 (n + 1) / 2n of the square. Experts are computed on every rank of mesh.tp.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.shapes import Block, Shapes
+from dtrain.predict.shapes import Block, Shapes, stages_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def work(plan: Plan, shapes: Shapes) -> Work:
         if block.listed and block.grad_out:
             again += 2 * (block.recompute_work - (1 - visible) * attention) * block.count
     duplicated = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
-    remat = round((samples * again + 2 * duplicated) * recomputed(plan, shapes.listed))
+    remat = round((samples * again + 2 * duplicated) * recomputed(plan, shapes))
     return Work(round(samples * forward) + 2 * duplicated, round(samples * backward) + 4 * duplicated, remat)
 
 
@@ -58,8 +59,12 @@ def _experts(block: Block) -> int:
     )
 
 
-def recomputed(plan: Plan, blocks: int) -> float:
-    """Fraction of the blocks that remat recomputes."""
+def recomputed(plan: Plan, shapes: Shapes) -> float:
+    """Fraction of the blocks that remat recomputes, which it chooses among those of each rank."""
     if fact(plan.remat, "keeps") != "inputs":
         return 0.0
-    return 1 - int(blocks * fact(plan.remat, "share", 0.0)) / max(1, blocks)
+    share, ranks = fact(plan.remat, "share", 0.0), Counter[int]()
+    owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
+    for stage, owner in zip(stages_of(plan, shapes), owners, strict=True):
+        ranks[owner] += sum(block.count for block in stage if block.listed)
+    return 1 - sum(int(count * share) for count in ranks.values()) / max(1, shapes.listed)

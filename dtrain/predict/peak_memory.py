@@ -1,6 +1,7 @@
 """Live memory of one rank at the points of a step that can be its peak: backwards, gradient reductions and the
 optimizer's update.
 
+    forward      of block j, when its weights were gathered: activations of the blocks before it
     backward     of block j: activations of the blocks before it, live memory inside it, and gradients of the blocks
                  after it and its own
     reduction    of block j's gradients: unsharded gradients, the send buffer, and the shards received
@@ -14,6 +15,7 @@ FSDP2 gathers, frees and reduces.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dtrain.config.facts import fact
 from dtrain.planned import BLOCK, Plan
@@ -28,6 +30,16 @@ PARTS = ("saved_output", "deferred_wgrad", "ends", "transient")
 """Of `Block.saved`, in the order of the last fields of Sizes."""
 
 
+class Spot(NamedTuple):
+    """Bytes at a point of a block's backward: `live` as `Sizes.peak_live`; gradients `made` of its weights, and those
+    `coming`.
+    """
+
+    live: float
+    made: float
+    coming: float
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of one block and one microbatch on one rank; `unit` as in Block. Weights: gathered (`whole`), and the
@@ -35,7 +47,8 @@ class Sizes:
     microbatches (`summed`), on the wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the
     backward (`saved`), of these the block's input (`saved_input`) and output (`saved_output`); peak live memory of its
     backward (`peak_live`), the output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`),
-    with the part that only the following block needs (`ends`), and what passes beside them (`transient`).
+    with the part that only the following block needs (`ends`), and what passes beside them (`transient`). `spots`:
+    points of its backward at which the most can be alive.
     """
 
     count: int
@@ -50,6 +63,7 @@ class Sizes:
     saved: float
     peak_live: float
     passes: float
+    spots: tuple[Spot, ...]
     saved_input: float
     saved_output: float
     deferred_wgrad: float
@@ -83,21 +97,34 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     saved, peak_live = _activations(plan, block, again=again)
     # what remat keeps of a block begins with its input, of which the block itself may save no more than a cast
     own = "inputs" if block.listed and (again or fact(plan.remat, "keeps") == "products") else "saved_input"
-    casts = product * types.compute * (types.autocast and not state.shards)
+    casts = product * types.compute * (types.autocast and not state.shards) + block.widened
     recast = again or "products" in (fact(plan.remat, "keeps"), fact(plan.compile, "keeps"))
     kept = 0.0 if block.listed and recast else casts
     chunk = _chunk(plan, block, sum(trained) * wide)
     chunk += max(narrow, default=0) * (types.param + types.compute * types.autocast)  # unpacked for one product
+    more, made, largest = chunk + casts - kept, sum(trained) * wide, max(trained, default=0) * wide
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
-        block.count, block.unit, sum(counts) * wide, kept,
-        sum(trained) * wide,
+        block.count, block.unit, sum(counts) * wide, kept, made,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
-        max(trained, default=0) * wide,
-        saved * micro, peak_live * micro + chunk + casts - kept, block.passes * flowing(plan).param * micro / split,
+        largest, saved * micro, peak_live * micro + more, block.passes * flowing(plan).param * micro / split,
+        tuple(_spots(plan, block, peak_live, more, made, largest)),
         *(block.saved[way].of(plan) * micro for way in (own, *PARTS)),
     )  # fmt: skip
+
+
+def _spots(plan: Plan, block: Block, peak: float, more: float, made: float, largest: float) -> Iterator[Spot]:
+    """`peak`: peak live memory of one sample, beside which there is `more`; bytes of the gradients that are `made` in
+    all, and of the `largest`.
+    """
+    micro, whole = plan.batch.microbatch, sum(vars(block.peak_live).values())
+    if not block.moments:
+        yield Spot(peak * micro + more, 0.0, largest)
+        return
+    highest, each = block.peak_live.of(plan), made / block.trained if made else types_of(plan).param
+    for live, complete, coming in block.moments:
+        yield Spot((peak - (1 - live / whole) * highest) * micro + more, complete * each, coming * each)
 
 
 def _chunk(plan: Plan, block: Block, made: float) -> float:
@@ -159,23 +186,32 @@ def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> fl
     return sum(size.count * float(getattr(size, name)) for size in blocks if unit is None or size.unit == unit)
 
 
-def inside(place: Place) -> Moment:
-    """Activations during the backward of one microbatch."""
+def inside(place: Place, live: float | None = None) -> Moment:
+    """Activations during the backward of one microbatch, at its peak or where `live` bytes are in the block."""
     block = place.block
-    saved = total(place.before, "saved") + total(place.before, "casts") + block.saved + block.casts
-    return {"activations": saved, "inside a block": max(0.0, block.peak_live - block.saved)}
+    live = block.peak_live if live is None else live
+    saved = total(place.before, "saved") + total(place.before, "casts") + block.casts
+    return {"activations": saved + min(block.saved, live), "inside a block": max(0.0, live - block.saved)}
 
 
 def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
     """Memory during the backwards and reductions of a rank without a pipeline."""
     state, several = holding_of(plan), plan.batch.accumulate > 1
     for place in places(blocks):
+        for spot in place.block.spots:
+            alive = inside(place, spot.live)
+            if not state.shards:
+                yield "backward", alive | _copies(state, place, blocks, spot, several=several)
+                continue
+            for last in {True, not several}:
+                yield "backward", alive | _sharded(state, place, blocks, spot, several=several, last=last)
         if not state.shards:
-            yield "backward", inside(place) | _copies(state, place, blocks, several=several)
-            yield "backward", _done(place) | _copies(state, place, blocks, several=several, done=True)
+            yield (
+                "backward",
+                _done(place) | _copies(state, place, blocks, Spot(0, place.block.made, 0), several=several),
+            )
             continue
-        for last in {True, not several}:
-            yield "backward", inside(place) | _sharded(state, place, blocks, several=several, last=last)
+        yield "forward", _forward(state, place, blocks, several=several)
         yield "reduction", _reduced(plan, place, blocks, several=several)
     if state.shards:
         root = [size for size in blocks if not size.unit]
@@ -194,15 +230,14 @@ def _done(place: Place) -> Moment:
     }
 
 
-def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, done: bool = False) -> Moment:
-    """Gradients without sharding, at the peak of a block's backward, near its beginning, or where it is `done`. Each
-    new gradient exists briefly before it is added to the accumulated one; ddp accumulates them in addition to its
-    buckets before the last microbatch.
+def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], spot: Spot, *, several: bool) -> Moment:
+    """Gradients without sharding. Each new gradient exists briefly before it is added to the accumulated one; ddp
+    accumulates them in addition to its buckets before the last microbatch.
     """
     if several or state.buckets:
         gradients = total(blocks, "made") * (several + state.buckets)
-        return {"gradients": gradients, "gradients on their way": place.block.largest}
-    return {"gradients": total(place.behind, "made") + (place.block.made if done else place.block.largest)}
+        return {"gradients": gradients, "gradients on their way": spot.coming}
+    return {"gradients": total(place.behind, "made") + spot.made + spot.coming}
 
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
@@ -217,7 +252,7 @@ def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bo
     return root + (total(place.before, "whole", unit=True) + mine if last else total(blocks, "whole", unit=True))
 
 
-def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, last: bool) -> Moment:
+def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], spot: Spot, *, several: bool, last: bool) -> Moment:
     """Sharded gradients during a backward. The root's stay unsharded until the end; those of the following block are
     still being sent.
     """
@@ -232,9 +267,26 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     else:
         gradients = total(place.behind, "end", unit=True)
     sent = behind[0].sent if behind and (last or state.every) else 0.0
+    added = several and not state.every and place.block.made == place.block.summed  # one by one, by autograd
     return {
         "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
-        "gradients on their way": place.block.largest + sent,
+        "gradients on their way": spot.made * (not added) + spot.coming + sent,
+    }  # fmt: skip
+
+
+def _forward(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
+    """Memory when a block was gathered for its forward: a copy of what came, and that of the block before, stay until
+    the next one (`wait_for_unshard` of FSDPParamGroup).
+    """
+    root, block = total(blocks, "whole", unit=False), place.block
+    if not block.unit:
+        return {}
+    before = [size.whole for size in place.before if size.unit and size.count] or [root]
+    there = 0.0 if state.frees else total(place.before, "whole", unit=True)
+    gradients = total(blocks, "end" if state.every else "summed") if several and state.frees else 0.0
+    return {
+        "activations": total(place.before, "saved"), "gradients": gradients,
+        "gathered blocks": root + there + block.whole, "weights on their way": before[-1] + block.whole,
     }  # fmt: skip
 
 

@@ -147,13 +147,16 @@ class Block:
     input (`saved_input`) and output (`saved_output`); products that tensor parallelism sums (`summed`), and a rank's
     parts of these sums (`summands`); `deferred_wgrad`: gradients that a backward of the inputs leaves
     for that of the weights; `ends`: the part of both that is not needed if no block follows; `transient`: what else
-    lives in it at its peak, 0 if not known. `peak_live`: peak live memory of the backward.
+    lives in it at its peak, 0 if not known. `peak_live`: peak live memory of the backward; `moments`
+    of it, where a trace saw them: (bytes alive beyond what blocks before it saved; numbers of complete gradients of
+    weights, beyond those of blocks behind it; numbers of gradients of weights on their way).
 
-    `uses`: how often one forward runs it; `grad_out`: it has a backward; `stays`: it is the last one in the model's
-    lists but not the last to run; `chunk`: of a head whose logits exist a few tokens at a time. `work`,
-    `backward_work`: multiply-adds of matrix products in forward and backward; `attention_work`: those inside attention,
-    of the full square, as in torch.utils.flop_counter; `recompute_work`: the part of `work` and `attention_work` that a
-    recomputed forward runs, which stops as soon as the backward has all it needs. `passes`: elements of the output.
+    `widened`: bytes of weights of norms that autocast copied to fp32; `uses`: how often one forward runs it;
+    `grad_out`: it has a backward; `stays`: it is the last one in the model's lists but not the last to run; `chunk`: of
+    a head whose logits exist a few tokens at a time. `work`, `backward_work`: multiply-adds of matrix products in
+    forward and backward; `attention_work`: those inside attention, of the full square, as in torch.utils.flop_counter;
+    `recompute_work`: the part of `work` and `attention_work` that a recomputed forward runs, which stops as soon as the
+    backward has all it needs. `passes`: elements of the output.
     `operators`: of a forward.
     """
 
@@ -176,6 +179,8 @@ class Block:
     stays: bool = False
     head: bool = False
     chunk: Chunk | None = None
+    widened: int = 0
+    moments: tuple[tuple[float, float, float], ...] = ()
     operators: int = field(default=0, compare=False)
 
     @property
@@ -192,6 +197,11 @@ class Block:
     def parameters(self) -> int:
         """Number of parameters of one module."""
         return sum(weight.count for weight in self.weights)
+
+    @property
+    def trained(self) -> int:
+        """Number of those that have a gradient."""
+        return sum(weight.count for weight in self.weights if weight.trained)
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ class Part:
     name: str
     listed: bool
     saved: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in WAYS})
-    peak_live: float = 0
     work: int = 0
     backward_work: int = 0
     attention_work: int = 0
     tail: int = 0
     spared: int = 0
+    widened: int = 0
     passes: int = 0
     splits: list[Split] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
@@ -67,10 +67,14 @@ class Saved:
 
 @dataclass
 class Moment:
-    """Bytes alive when memory came into being in the backward of a part."""
+    """Bytes alive when memory came into being in the backward of a part: of activations and their gradients (`live`),
+    of complete gradients of weights (`made`), and of others of weights (`coming`).
+    """
 
     part: Part
     live: float
+    made: float
+    coming: float
 
 
 def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -115,8 +119,9 @@ class Watch(TorchDispatchMode):
         self._passed: set[int] = set()
         self._inputs: set[int] = set()
         self._last = 0, 0, "stream"
-        self._before: dict[int, float] = {}
-        self._moments: list[Moment] = []
+        self.moments: list[Moment] = []
+        self._made = self._coming = 0
+        self._gradients: dict[int, bool] = {}
         self._born: dict[int, int] = {}
         self.chunk: Chunk | None = None
         self.returns, self.tables = LayoutBytes(), 0
@@ -128,10 +133,10 @@ class Watch(TorchDispatchMode):
         act = _confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
         out = act(*args, **(kwargs or {}))
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
-        if func is OF_EMBEDDING:  # a gradient of a weight, no activation
-            self._known.add(storage(outputs[0]))
         for each in outputs:
             self._meet(each, inputs, copy="_to_copy" in func.__name__)
+        if func is OF_EMBEDDING:
+            self._set_apart(outputs[0])
         self._count(func, args, kwargs or {}, out)
         if self.backward or not outputs:
             return out
@@ -253,23 +258,18 @@ class Watch(TorchDispatchMode):
     def begin_backward(self, loss: Tensor) -> None:
         self.backward = True
         for node, places in weight_edges(loss.grad_fn, self._trained):
-            node.register_hook(partial(self._made, places))
-        sizes: dict[int, float] = {}
-        for part in self.parts:
-            sizes[id(part)] = 0.0
-            self._before[id(part)] = sum(sizes.values())
-            sizes[id(part)] = sum(part.saved["all"].values())
-
-    def end_backward(self) -> None:
-        for moment in self._moments:
-            moment.part.peak_live = max(moment.part.peak_live, moment.live - self._before[id(moment.part)])
+            node.register_hook(partial(self._reached, places))
 
     def settle(self, weight: Tensor) -> None:
         """The gradient of `weight` is complete."""
         if weight.grad is not None:
             self._set_apart(weight.grad)
+            if not self._gradients.get(storage(weight.grad), True):
+                self._gradients[storage(weight.grad)] = True
+                self._made += nbytes(weight.grad)
+                self._coming -= nbytes(weight.grad)
 
-    def _made(self, places: Sequence[int], gradients: Sequence[Tensor | None], _: Any) -> None:
+    def _reached(self, places: Sequence[int], gradients: Sequence[Tensor | None], _: Any) -> None:
         """A node of the graph has its gradients, of which those at `places` are of weights alone."""
         others = {storage(each) for index, each in enumerate(gradients) if each is not None and index not in places}
         for each in (gradients[index] for index in places):
@@ -281,9 +281,12 @@ class Watch(TorchDispatchMode):
         key, size = storage(gradient), nbytes(gradient)
         if key not in self._known:
             self._known.add(key)
+            self._gradients[key] = False
             self.alive -= size
-            for moment in self._moments[self._born.get(key, len(self._moments)) :]:
+            self._coming += size
+            for moment in self.moments[self._born.get(key, len(self.moments)) :]:
                 moment.live -= size
+                moment.coming += size
 
     def _how(self, tensor: Tensor) -> str:
         return self._layouts.get(storage(tensor), "stream")
@@ -298,6 +301,7 @@ class Watch(TorchDispatchMode):
             return
         if copy and storage(inputs[0]) in self._weights:  # autocast's copies of weights are counted with the weights
             self._known.add(key)
+            self.part.widened += nbytes(tensor) * (tensor.itemsize > inputs[0].itemsize and not self.backward)
             self._trained |= {key} if storage(inputs[0]) in self._trained else set()
             return
         layouts = {self._how(each) for each in inputs if storage(each) not in self._known} or {"stream"}
@@ -306,12 +310,13 @@ class Watch(TorchDispatchMode):
         self.alive += size
         weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
         if self.backward:
-            self._born[key] = len(self._moments)
-            self._moments.append(Moment(self.part, self.alive))
+            self._born[key] = len(self.moments)
+            self.moments.append(Moment(self.part, self.alive, self._made, self._coming))
 
     def _gone(self, key: int, size: int) -> None:
         """Forget a freed storage: another one may get its address."""
         self.alive -= size * (key not in self._known)
+        self._coming -= size * (not self._gradients.pop(key, True))
         self._known.discard(key)
         for notes in (self._layouts, self._keepers, self._products, self._deferred_wgrad, self._born):
             notes.pop(key, None)

@@ -14,7 +14,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
@@ -36,21 +35,19 @@ from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
 from dtrain.loop.step import call
-from dtrain.model import blocks, construct, head_of, saved_buffers, untied_blocks
-from dtrain.model.adapted import added, lacks_memory, packed
-from dtrain.model.moe import Experts
+from dtrain.model import blocks, construct, saved_buffers
+from dtrain.model.adapted import lacks_memory, packed
 from dtrain.model.seeds import fill
 from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared
 from dtrain.objective.head import Deferred, defer, deferring, untouched
-from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
-from dtrain.parallel.tensor import matches, plan_of
 from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.predict.activations import STYLES
-from dtrain.predict.shapes import Block, LayoutBytes, Shapes, Split, Weight, runs, types_of
+from dtrain.predict.shapes import LayoutBytes, Shapes, Split, runs, types_of
 from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
+from dtrain.tracing.blocks import blocks_of, style_of
 from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
 
 # the stack of an operator that fails without memory; the plan says which line of the model called it
@@ -91,8 +88,9 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         if not unknown:
             unknown = _step(plan, model, batch, listed, watch)
             watch = Watch(model, samples) if unknown else watch
+    parts = blocks_of(model, listed, watch, known=not unknown, size=flowing(plan).param)
     shapes = Shapes(
-        runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()),
+        runs(parts), sum(each.nbytes for each in model.buffers()),
         _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
         sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
     )  # fmt: skip
@@ -135,7 +133,6 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
                 del out, logits
             watch.begin_backward(loss)
             loss.backward()
-            watch.end_backward()
     except DtrainError as error:
         if not _takes_two(model, objective, precision, batch):
             raise
@@ -245,7 +242,7 @@ def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Itera
         hooks.append(module.register_forward_hook(partial(watch.leave, part)))
     for module in model.modules():
         name = names[id(module)]
-        style = _style(model, name)
+        style = style_of(model, name)
         if style in STYLES:
             hooks.append(module.register_forward_hook(partial(_split, watch, name, style)))
         if any(True for _ in module.parameters(recurse=False)):
@@ -278,95 +275,6 @@ def _split(watch: Watch, name: str, style: str, module: nn.Module, args: Any, ou
 def _continues(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a class derived from `kind` processes its result further; on a rank that is only a part of a sum."""
     return isinstance(module, kind) and type(module).forward is not kind.forward
-
-
-def _style(model: nn.Module, name: str) -> str:
-    return next((style for pattern, style in plan_of(model).items() if matches(name, pattern)), "")
-
-
-def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: bool) -> list[Block]:
-    """The part before the first block, the blocks in the order they ran, the part after them."""
-    names = {id(module): name for name, module in model.named_modules()}
-    alone = untied_blocks(model)  # others are gathered with the root
-    mine = {name: _weights(model, each, name) if each in alone else [] for each in listed for name in [names[id(each)]]}
-    inside = {weight.name for weights in mine.values() for weight in weights}
-    root = [weight for weight in _weights(model, model, "") if weight.name not in inside]
-    first = {name for name, place in watch.reached.items() if place == 1} if known else {""}
-    before = [weight for weight in root if (weight.name.rpartition(".")[0] in first if known else weight.embedding)]
-    parts = {part.name: part for part in watch.parts if part.listed}
-    order = [name for name in parts if name in mine] + [name for name in mine if name not in parts]
-    start, *rest = (part for part in watch.parts if not part.listed)
-    end = Part("behind", False)
-    for part in rest:
-        _join(end, part)
-    apart = head_of(model)
-    head = [weight for weight in root if apart is not None and weight.name.rpartition(".")[0] == names[id(apart)]]
-    behind = [weight for weight in root if weight not in before and weight not in head]
-    ends = [_block(end, "behind", behind)]
-    if head:  # it has all activations, as its backward runs first
-        ends = [
-            _block(Part("behind", False, splits=end.splits), "behind", behind),
-            replace(_block(end, "head", head), splits=(), head=True),
-        ]
-    ends[-1] = replace(ends[-1], chunk=watch.chunk)
-    made = [_block(parts.get(name, Part(name, True, grad_out=True)), name, mine[name]) for name in order]
-    last = names[id(listed[-1])] if listed else ""
-    return [
-        _block(start, "before", before),
-        *(replace(block, stays=block.name == last != order[-1]) for block in made),
-        *ends,
-    ]
-
-
-def _join(end: Part, part: Part) -> None:
-    for way, sizes in part.saved.items():
-        for layout, size in sizes.items():
-            end.saved[way][layout] += size
-    end.peak_live = max(end.peak_live, part.peak_live)
-    end.work += part.work
-    end.backward_work += part.backward_work
-    end.attention_work += part.attention_work
-    end.splits += part.splits
-    end.attention += part.attention
-
-
-def _block(part: Part, name: str, weights: list[Weight]) -> Block:
-    saved = {way: LayoutBytes(**sizes) for way, sizes in part.saved.items()}
-    more = max(0.0, part.peak_live - sum(part.saved["all"].values()))
-    peak_live = replace(saved["all"], inside=saved["all"].inside + more)
-    again = part.work + part.attention_work - part.spared - part.tail
-    return Block(
-        name, 1, part.listed, tuple(weights), saved, peak_live, part.work, part.backward_work,
-        part.attention_work, again, part.passes, tuple(part.splits), tuple(part.attention),
-        uses=max(1, part.uses), grad_out=part.grad_out or not part.listed,
-    )  # fmt: skip
-
-
-def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
-    """The weights of a module, each once, in the order of `parameters`."""
-    owners: dict[int, list[nn.Module]] = {}
-    for each in model.modules():
-        for parameter in each.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(each)
-    deferred_wgrad, weights = {id(parameter) for parameter in hidden_matrices(model)}, []
-    others, narrow = added(model), packed(model)
-    for name, parameter in module.named_parameters():
-        whole = f"{prefix}.{name}" if prefix else name
-        kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
-        products = [isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]]
-        _, dim = STYLES.get(_style(model, whole.rpartition(".")[0]), ("", None))
-        split = dim if parameter.ndim > 1 or dim == 0 else None
-        if dim == 1 and whole in others:  # torch's rowwise style splits `weight` alone
-            split = None
-        weights.append(
-            Weight(
-                whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
-                (parameter.ndim > 1 or any(products)) and not all(kinds),
-                id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
-                narrow[whole].bits if whole in narrow else None,
-            )
-        )  # fmt: skip
-    return weights
 
 
 def _moving(before: list[tuple[nn.Module, Tensor, int]]) -> tuple[tuple[bool, int], ...]:

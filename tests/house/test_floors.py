@@ -47,6 +47,7 @@ IN_RANKS = {
     "lifecycle.recorder",
     "lifecycle.stop",
     "lifecycle.watchdog",
+    "tracing.blocks",
     "tracing.notes",
     "tracing.tracer",
 }

@@ -22,8 +22,10 @@ LARGE = (
 )  # fmt: skip
 SEEN = (
     "model=frozen strategy=fsdp devices=2", "model=knotted strategy=zero1 devices=2 accumulate=2", "model=pictures strategy=ddp devices=2",
-    "model=transformer strategy=pipeline devices=2 pipeline.schedule=zbv",
+    "model=transformer strategy=pipeline devices=2 pipeline.schedule=zbv", "model=shared strategy=fsdp devices=2", "model=adapter strategy=zero1 devices=2 accumulate=2",
 )  # fmt: skip
+FAR = ("remat=full precision=bf16_true", "model=frozen strategy=hsdp", "mesh.pp=2 precision=bf16")
+"""Rows of models that are not dtrain's, of which the peak is predicted too high: tests/bench/RESULTS.md."""
 FOUR = "strategy=fsdp devices=4"
 NODES = Cluster(gpus=8, cpus=64, memory=80 << 30)
 
@@ -77,16 +79,22 @@ def test_so_are_those_of_every_other_combination(words: str) -> None:
     check_peak(words)
 
 
-@pytest.mark.often("model=frozen*", "model=knotted*")
+def check_foreign(words: str) -> None:
+    """Activations and peak within 10%, for models so small that a gradient is as large as their activations."""
+    rows = check(words).rows
+    assert any(far in words for far in FAR) or all(row.peak == pytest.approx(1, abs=0.1) for row in rows)
+
+
+@pytest.mark.often("model=frozen*", "model=knotted*", "model=shared*")
 @pytest.mark.parametrize("words", SEEN)
 def test_so_are_those_of_models_that_are_not_dtrains(words: str) -> None:
-    check(words)
+    check_foreign(words)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [words for words in FOREIGN if words not in SEEN])
 def test_so_are_those_of_more_of_them(words: str) -> None:
-    check(words)
+    check_foreign(words)
 
 
 @pytest.mark.campaign("8 ranks")

@@ -5,7 +5,7 @@ Autograd's saved-tensor hooks show what is kept; the formulas of torch.utils.flo
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,12 +22,12 @@ from torch.utils.flop_counter import flop_registry
 from dtrain.objective.head import Deferred
 from dtrain.predict.shapes import Attention, Chunk, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
+from dtrain.tracing.stand_ins import BINCOUNT, FusedNorm, HeadLoss, confusion
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's fused attentions."""
 DEVICE = torch.ops.prim.device.default
-BINCOUNT = torch.ops.aten.bincount.default
 OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
 HEADS = ("colwise_gather_output", "colwise_rep")
 VIEWS = {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Unsqueeze", "ToCopy")}
@@ -77,30 +77,6 @@ class Moment:
     coming: float
 
 
-def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """torch.bincount without values, which objectives use for a confusion matrix; assumes a result of `minlength`."""
-    return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
-
-
-class _Loss(torch.autograd.Function):
-    """Zeros, `count` of them or one number, with the gradients of a head and its loss."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, expect: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.expect = expect
-        return hidden.new_zeros([count] if count else [], dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, *weights = ctx.saved_tensors
-        of_hidden, *needed = ctx.needs_input_grad[:3]
-        made = (ctx.expect(each) if need else None for each, need in zip(weights, needed, strict=True))
-        return (torch.zeros_like(hidden) if of_hidden else None, *made, None, None)
-
-
 class Watch(TorchDispatchMode):
     """Records for every operator, by part, its results and operations. A storage inherits the layout of its inputs."""
 
@@ -130,7 +106,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):  # two of three calls
             return args[0].device
-        act = _confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
+        act = confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
         out = act(*args, **(kwargs or {}))
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
         for each in outputs:
@@ -145,7 +121,7 @@ class Watch(TorchDispatchMode):
                 self._products[storage(each)] = self.part
                 self._add("products", each)
         if storage(outputs[0]) not in self._trained and any(storage(each) in self._trained for each in inputs):
-            self._use_weight(outputs[0])
+            self.use_weight(outputs[0])
         return out
 
     def chunked(self, logits: Deferred) -> None:
@@ -163,7 +139,7 @@ class Watch(TorchDispatchMode):
         work = hidden.shape[:-1].numel() * weight.numel()
         self.part.work += work
         self.part.backward_work += (1 + weight.requires_grad + again) * work
-        loss: Tensor = _Loss.apply(hidden, weight, bias, count, self.expect)  # type: ignore[no-untyped-call]
+        loss: Tensor = HeadLoss.apply(hidden, weight, bias, count, self.expect)  # type: ignore[no-untyped-call]
         return loss
 
     def expect(self, weight: Tensor) -> Tensor:
@@ -172,7 +148,7 @@ class Watch(TorchDispatchMode):
         self._set_apart(gradient)
         return gradient
 
-    def _use_weight(self, tensor: Tensor) -> None:
+    def use_weight(self, tensor: Tensor) -> None:
         """An operator uses a weight; the gradient of the weight needs that of `tensor` and everything saved so far."""
         self._add("deferred_wgrad", tensor)
         self._deferred_wgrad[storage(tensor)] = self.part
@@ -338,17 +314,26 @@ class Watch(TorchDispatchMode):
 
 
 class Listener(TorchFunctionMode):
-    """Records every call of attention, under any of its names."""
+    """Records every call of attention, under any of its names. `fused`: an RMS norm is one operator, as on a GPU."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, *, fused: bool = False) -> None:
         super().__init__()
-        self._watch = watch
+        self._watch, self._fused = watch, fused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
             self._watch.attend(*args[:3], **named)
+        if func is F.rms_norm and self._fused:
+            return self._norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _norm(self, x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        rows = x.shape[: x.ndim - len(shape)]
+        out: Tensor = FusedNorm.apply(x, weight, rows, self._watch.expect)  # type: ignore[no-untyped-call]
+        if weight is not None and weight.requires_grad:
+            self._watch.use_weight(out)
+        return out
 
 
 def weight_edges(root: Any, weights: Collection[int]) -> Iterator[tuple[Any, list[int]]]:

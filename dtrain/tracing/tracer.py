@@ -4,7 +4,7 @@
 
 One sample goes forward and backward under FakeTensorMode
 (https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html): no process group, no GPU, no memory for weights;
-dtrain/tracing/notes.py records it. The operators are those of the CPU even for a run on a GPU, whose norms keep less.
+dtrain/tracing/notes.py records it. The operators are those of the CPU even for a run on a GPU, but for RMS norms.
 If a forward depends on values of tensors, which do not exist, only the weights are known.
 """
 
@@ -119,7 +119,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
             _without_collector(),
             _listening(model, listed, watch),
             watch,
-            Listener(watch),
+            Listener(watch, fused=plan.device != "cpu"),
             saved_tensors_hooks(watch.pack, watch.unpack),
         ):
             with deferring(chunk_asked(objective), device=plan.device), precision.autocast(torch.device("cpu")):

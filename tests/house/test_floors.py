@@ -49,6 +49,7 @@ IN_RANKS = {
     "lifecycle.watchdog",
     "tracing.blocks",
     "tracing.notes",
+    "tracing.stand_ins",
     "tracing.tracer",
 }
 """Their files that are imported where torch is wanted."""

@@ -21,7 +21,7 @@ GPT = (
 OTHER = ("data=synthetic",)
 CASES = [
     (*GPT,), (*GPT, "precision=bf16"), (*GPT, "precision=bf16_true", "model.kv_heads=2"), (*GPT, "model.tied=true", "precision=bf16"),
-    (*GPT, "devices=2", "strategy=fsdp", "precision=bf16"), (*GPT, "model=moe"), (*GPT, "model=moe", "model.shared=1", "model.active=3"),
+    (*GPT, "devices=2", "strategy=fsdp", "precision=bf16"), (*GPT, "cluster=h100x8", "strategy=fsdp", "precision=bf16", "compile=none"), (*GPT, "model=moe"), (*GPT, "model=moe", "model.shared=1", "model.active=3"),
     (*OTHER, "model=mlp"), (*OTHER, "model=mlp", "precision=bf16", "model.layers=1"), (*OTHER, "model=mlp", "precision=bf16_true"),
     (*OTHER, "model=cnn"), (*OTHER, "model=cnn", "precision=bf16", "model.blocks=2"), (*OTHER, "model=cnn", "objective=regression", "model.stages=1"),
 ]  # fmt: skip
@@ -33,7 +33,12 @@ def bytes_of(shapes: Shapes, way: str, *, listed: bool = False) -> float:
 
 
 @pytest.mark.often(
-    "*model.tied=true*", "*strategy=fsdp*", "*model.shared=1*", "*model=mlp precision=bf16 *", "*model.blocks=2"
+    "*model.tied=true*",
+    "*cluster=h100x8*",
+    "*devices=2 strategy=fsdp*",
+    "*model.shared=1*",
+    "*model=mlp precision=bf16 *",
+    "*model.blocks=2",
 )
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_arithmetic_and_a_run_without_memory_agree(words: tuple[str, ...]) -> None:

@@ -1,0 +1,51 @@
+"""Operators that stand in for others in a trace: they leave what those keep, and compute nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BINCOUNT = torch.ops.aten.bincount.default
+Expect = Callable[[Tensor], Tensor]
+"""Makes the gradient of a weight."""
+
+
+def confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """torch.bincount without values, which objectives use for a confusion matrix; assumes a result of `minlength`."""
+    return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
+
+
+class HeadLoss(torch.autograd.Function):
+    """Zeros, `count` of them or one number, with the gradients of a head and its loss."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, expect: Expect) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.expect = expect
+        return hidden.new_zeros([count] if count else [], dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *weights = ctx.saved_tensors
+        of_hidden, *needed = ctx.needs_input_grad[:3]
+        made = (ctx.expect(each) if need else None for each, need in zip(weights, needed, strict=True))
+        return (torch.zeros_like(hidden) if of_hidden else None, *made, None, None)
+
+
+class FusedNorm(torch.autograd.Function):
+    """RMS norm by the one operator that a GPU has for it, which saves its input and a number for each row
+    (`_fused_rms_norm` in tools/autograd/derivatives.yaml of torch).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, rows: Sequence[int], expect: Expect) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(rows, dtype=torch.float32))
+        ctx.expect = expect
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, _ = ctx.saved_tensors
+        of_x, of_weight, *_ = ctx.needs_input_grad
+        return torch.empty_like(x) if of_x else None, ctx.expect(weight) if of_weight else None, None, None

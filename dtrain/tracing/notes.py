@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from dtrain.objective.head import Deferred
 from dtrain.predict.shapes import Attention, Chunk, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
-from dtrain.tracing.stand_ins import BINCOUNT, FusedNorm, HeadLoss, confusion
+from dtrain.tracing.operations import multiplications
+from dtrain.tracing.stand_ins import STAND_INS, FusedNorm, HeadLoss
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
@@ -106,7 +106,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):  # two of three calls
             return args[0].device
-        act = confusion if func is BINCOUNT and isinstance(args[0], FakeTensor) else func
+        act = STAND_INS.get(func, func) if args and isinstance(args[0], FakeTensor) else func
         out = act(*args, **(kwargs or {}))
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
         for each in outputs:
@@ -298,8 +298,8 @@ class Watch(TorchDispatchMode):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        formula, is_attention = flop_registry.get(func.overloadpacket), ATTENTION in func.__name__
-        count = formula(*args, **kwargs, out_val=out) // 2 if formula else 0
+        formula, is_attention = multiplications(func.overloadpacket), ATTENTION in func.__name__
+        count = formula(*args, **kwargs, out_val=out) if formula else 0
         if is_attention and formula is None and not self.backward:
             query, key = args[:2]
             self.part.attention_work += 2 * query.shape[1] * query.shape[2] * key.shape[2] * query.shape[3]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 BINCOUNT = torch.ops.aten.bincount.default
+LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 Expect = Callable[[Tensor], Tensor]
 """Makes the gradient of a weight."""
 
@@ -14,6 +15,28 @@ Expect = Callable[[Tensor], Tensor]
 def confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """torch.bincount without values, which objectives use for a confusion matrix; assumes a result of `minlength`."""
     return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
+
+
+def lstm(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """A layer of an LSTM with the workspace of oneDNN, which torch's own stand-in leaves out. Its size was found by
+    measurement, without the padding of rows: gates and states of each step; twice, states and cells, of which there is
+    one more, and their gradients.
+    """
+    *outputs, workspace = LSTM(x, *args)
+    hidden = outputs[0].shape[-1]
+    steps, samples, width = len(x), x.shape[1], max(x.shape[-1], hidden)
+    size = samples * (steps * 5 * hidden + (steps + 1) * (4 * hidden + 6 * width))
+    return *outputs, workspace.new_empty(size * x.itemsize)
+
+
+def grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """torch._grouped_mm of any dtype; torch's own stand-in allows only what a GPU multiplies."""
+    by_dim, by_offset = a.shape[:-2], () if offs is None else offs.shape
+    groups = (by_dim or by_offset) if a.ndim == b.ndim else ()
+    return a.new_empty(*groups, a.shape[-2], b.shape[-1])
+
+
+STAND_INS = {BINCOUNT: confusion, LSTM: lstm, torch.ops.aten._grouped_mm.default: grouped}
 
 
 class HeadLoss(torch.autograd.Function):

@@ -49,6 +49,7 @@ IN_RANKS = {
     "lifecycle.watchdog",
     "tracing.blocks",
     "tracing.notes",
+    "tracing.operations",
     "tracing.stand_ins",
     "tracing.tracer",
 }

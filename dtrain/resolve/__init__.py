@@ -170,19 +170,21 @@ def best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Foun
     found = auto.searched(config, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace, keep)
     if found.unknown:
         raise WordsError(
-            "what this model holds and computes is not known here, so no layout can be predicted. Type dtrain plan "
-            "<the same words>: it says why."
+            f"plan best: no layout can be predicted: what this model holds and computes is not known: {found.unknown}"
         )
-    runs = (layout for layout in found.layouts if _runs(applied(config, layout.words), cluster, trace))
+    runs = (layout for layout in found.layouts if _runs(applied(config, layout.words), cluster, trace, found))
     found.layouts = [*itertools.islice(runs, keep)]
+    if not found.layouts and not found.least:
+        raise WordsError(f"plan best: no layout is left. {found.refused}")
     return found
 
 
-def _runs(config: Config, cluster: Cluster, trace: auto.Trace) -> bool:
-    """Whether every rule, and the model itself, takes these words."""
+def _runs(config: Config, cluster: Cluster, trace: auto.Trace, found: Found) -> bool:
+    """Whether every rule, and the model itself, takes these words; why not is noted in `found`."""
     try:
         trace(_resolve(config, cluster))
-    except WordsError:
+    except WordsError as error:
+        found.refused = error.problems[0]
         return False
     return True
 

@@ -122,7 +122,7 @@ def _models(
         if shapes and shapes.blocks and not shapes.unknown:
             models.append(Model(plan, shapes, alike, traced=formula is None))
         elif reason:
-            unknown = f"its layouts cannot be compared: {cut(' '.join(reason.split()), 300)}"
+            unknown = cut(" ".join(reason.split()), 300)
     return models, unknown
 
 
@@ -150,7 +150,8 @@ def _decided(found: Found | None, ranks: int) -> tuple[Words, str]:
     alone = "one rank" if ranks == 1 else f"{ranks} ranks"
     if found is None or found.unknown:
         unknown = found.unknown if found else UNBUILT
-        return simplest, f"{alone}, and {unknown}" if ranks > 1 else alone
+        reason = unknown if unknown == UNBUILT else f"its layouts cannot be compared: {unknown}"
+        return simplest, f"{alone}, and {reason}" if ranks > 1 else alone
     best = found.layouts[0] if found.layouts else found.least
     if not best:  # other words are wrong, which later rules report
         return simplest, alone

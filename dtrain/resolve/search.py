@@ -79,8 +79,8 @@ class Model:
 class Found:
     """`layouts`: those that fit, the best first, of each kind the best. `least`: the one that needs the least memory,
     if none fits. `looked`: layouts that were looked at; `predicted`: those of them that bounds did not decide, of which
-    `fit` fit and `small` need more memory than there is, and rules refuse the others; `unknown`: why nothing was looked
-    at, or empty.
+    `fit` fit and `small` need more memory than there is, and rules refuse the others; `refused`: why, of the first of
+    them, or empty; `unknown`: why the model's size is not known, so nothing was looked at, or empty.
     """
 
     layouts: list[Layout] = field(default_factory=list)
@@ -89,6 +89,7 @@ class Found:
     fit: int = 0
     small: int = 0
     predicted: int = 0
+    refused: str = ""
     unknown: str = ""
 
 
@@ -144,9 +145,12 @@ class Search:
         bounds = self._bounds[model.strategies[0]]
         for choice in details(self.config, words, shape, model.shapes.listed):
             point = self._point(choice, shape, model)
-            if shape.pp == 1 or not pipeline.check_microbatches(point.order, point.accumulate, shape.pp):
-                self.found.looked += 1
-                yield bounds.seconds(point), bounds.memory(point), choice
+            problem = shape.pp > 1 and pipeline.check_microbatches(point.order, point.accumulate, shape.pp)
+            if problem:
+                self._refuse(problem)
+                continue
+            self.found.looked += 1
+            yield bounds.seconds(point), bounds.memory(point), choice
 
     def _smallest(self) -> None:
         """Predict the layouts that need the least memory, up to the first that fits."""
@@ -203,11 +207,13 @@ class Search:
         try:
             trial |= mesh.degrees(config, self.cluster, trial)
             trial |= pipeline.shape(config, self.cluster, trial)
-        except WordsError:
+        except WordsError as error:
+            self._refuse(*error.problems)
             return None
         shape: MeshShape = trial["mesh"]
-        rules = model_axes.model, declared.model
-        return None if any(any(rule(config, self.cluster, trial)) for rule in rules) else shape
+        problems = [one for rule in (model_axes.model, declared.model) for one in rule(config, self.cluster, trial)]
+        self._refuse(*problems)
+        return None if problems else shape
 
     def _point(self, words: Words, shape: MeshShape, model: Model) -> Point:
         """A layout as bounds see it, which no rule has judged."""
@@ -269,12 +275,17 @@ class Search:
         try:
             for rule in RULES:
                 trial |= rule(config, self.cluster, trial)
-        except WordsError:
+        except WordsError as error:
+            self._refuse(*error.problems)
             return None
-        if any(model_axes.model(config, self.cluster, trial)):
+        if problems := [*model_axes.model(config, self.cluster, trial)]:
+            self._refuse(*problems)
             return None
         plan = replace(model.plan, **{name: trial[name] for name in DECIDED})
         return Layout(words, plan, predict(plan, self._shapes(plan, model)))
+
+    def _refuse(self, *problems: str) -> None:
+        self.found.refused = self.found.refused or next(iter(problems), "")
 
     def _shapes(self, plan: Plan, model: Model) -> Shapes:
         """Those of the model, where a pipeline may compute a head again and so many ranks share sequences."""

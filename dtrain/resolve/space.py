@@ -74,7 +74,7 @@ def meshes(
     open_ = not (config.microbatch and config.accumulate)  # else the batch depends on the data axes
     longest = max(1, shapes.tokens // SHORTEST) if attends else 1
     axes = {
-        "pp": [pp for pp in divisors(ranks) if pp <= (shapes.listed if open_ else 1)],
+        "pp": [pp for pp in divisors(ranks) if pp <= (max(1, shapes.listed) if open_ else 1)],
         "cp": [cp for cp in divisors(ranks) if cp <= (longest if open_ else 1)],
         "tp": divisors(devices) if splits and open_ else [1],
         "ep": divisors(experts),
@@ -118,7 +118,7 @@ def details(config: Config, words: Words, mesh: MeshShape, blocks: int) -> Itera
     """`words` with every choice that this mesh leaves open to a model of so many blocks."""
     part = part_of(config, "strategy", words["strategy"])
     schedules = _schedules(config, blocks // mesh.pp) if mesh.pp > 1 and is_free(config, "pipeline") else [None]
-    remats = _others("remat", config.choices["remat"]) if is_free(config, "remat") else [None]
+    remats = _others("remat", config.choices["remat"]) if blocks and is_free(config, "remat") else [None]
     whole = [word for word in schedules if not word or not fact(files.node("pipeline", word), "splits_backward")]
     for micro in _microbatches(config, mesh):
         several = mesh.pp == 1 and (config.accumulate or 1) * (micro or 1) * mesh.data < config.batch

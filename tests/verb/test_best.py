@@ -8,7 +8,9 @@ from small import composed
 
 from dtrain.cluster import detect
 from dtrain.errors import WordsError
+from dtrain.planned import Plan
 from dtrain.predict.prediction import predict
+from dtrain.predict.shapes import Shapes
 from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of
 from dtrain.verb import plan
@@ -136,8 +138,29 @@ def test_a_strategy_of_ones_own_is_one_layout() -> None:
         plan.run(["best", "strategy._target_=mine.Mine", "trust=[mine]", "data=synthetic"])
 
 
+OWN = ("data=synthetic", "devices=2", "trust=[right_models,strange]")
+RECURRENT = (*OWN, "model._target_=right_models.Recurrent", "model.kind=LSTM", "data.sequence=8", "objective=next_token")  # fmt: skip
+
+
+def test_a_model_without_blocks_has_the_layouts_that_split_no_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = found(capsys, *RECURRENT)
+    words = [" ".join(layout["words"]) for layout in layouts]  # type: ignore[arg-type]
+    assert {one.split()[0] for one in words} == {f"strategy={name}" for name in ("ddp", "zero1", "zero2", "fsdp")}
+    assert not any("remat" in one or "mesh.pp" in one for one in words), "they change nothing, or are refused"
+    small = resolve(composed(*RECURRENT, "cluster=laptop", "cluster.memory=8e8"), detect(), shapes_of)
+    assert "parameters need about" in small.why["strategy"], "strategy=auto compares them too"
+
+
+def test_where_rules_refuse_every_layout_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Plan) -> Shapes:
+        raise WordsError("it cannot be split.")
+
+    monkeypatch.setattr("dtrain.verb.best.shapes_of", refuse)
+    with pytest.raises(WordsError, match=r"no layout is left\. it cannot be split"):
+        plan.run(["best", "data=synthetic", "devices=2"])
+
+
 def test_a_model_whose_size_is_not_known_is_not_searched() -> None:
-    with pytest.raises(WordsError):
-        plan.run(
-            ["best", "model._target_=mine.Model", "trust=[mine]", "data=synthetic", "objective=regression", "devices=2"]
-        )
+    words = ("model._target_=right_models.Recurrent", "model.kind=Linear", "objective=regression", "data.inputs=[8]")
+    with pytest.raises(WordsError, match=r"is not known: .*num_layers"):
+        plan.run(["best", *OWN, *words])

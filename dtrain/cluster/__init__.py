@@ -55,7 +55,7 @@ class Machine:
     without sparsity) and memory `bandwidth` are those of one GPU; without GPUs, `memory` and `bandwidth` are those of
     the host and `flops` those of one core. `efficiency` is the fraction of `flops` that training attains in matrix
     products, `attention` that in attention. `intra_node` and `inter_node` are the rates at which one rank sends within
-    its node and to other nodes. `price`: of one GPU for an hour, or of a node without GPUs; None: not known.
+    its node and to other nodes. `price`: of one GPU for an hour, or of one node without GPUs; None: not known.
 
     Of the memory of a rank, `context` is what libraries keep, `communicator` what each group of ranks keeps to
     communicate, `exchange` what it keeps besides if its ranks exchange rows. `reserve`: bytes that torch's allocator

@@ -127,11 +127,9 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     time = prediction.time
     if time is None:
         return
-    what, rate = (
-        ("tokens", time.tokens_per_second) if prediction.shapes.tokens > 1 else ("samples", time.samples_per_second)
-    )
-    each = "rank" if plan.device == "cpu" else "GPU"
-    rates = [f"{count(rate)} {what}/s"] + [f"{count(rate / plan.world)} {what}/s/{each}"] * (plan.world > 1)
+    unit, rate = speed(plan, prediction)
+    whole, _, each = unit.rpartition("/")
+    rates = [f"{count(rate * plan.world)} {whole}"] + [f"{count(rate)} {unit}"] * (plan.world > 1)
     rates += [f"{operations(time.rank_flops)}/s/{each}", f"MFU {time.mfu:.0%}"]
     run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
     yield "time", f"about {duration(time.seconds)} a step, {', '.join(rates)}; {run}"
@@ -159,6 +157,16 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     if time.hidden >= least:
         text += f"; {duration(time.hidden)} of communication overlaps with compute"
     yield "", text
+
+
+def speed(plan: Plan, prediction: Prediction) -> tuple[str, float]:
+    """tokens/s/GPU and their number: samples of a model without tokens, and of a rank where there is no GPU; 0 if the
+    time is not known.
+    """
+    time, tokens = prediction.time, prediction.shapes.tokens > 1
+    unit = f"{'tokens' if tokens else 'samples'}/s/{'rank' if plan.device == 'cpu' else 'GPU'}"
+    rate = getattr(time, "tokens_per_second" if tokens else "samples_per_second", 0.0)
+    return unit, rate / plan.world
 
 
 def _pipeline(plan: Plan, prediction: Prediction, width: int) -> list[str]:

@@ -166,8 +166,8 @@ def _reason(best: Layout, found: Found) -> str:
     need = f"{count(shapes.parameters)} parameters need about {size(best.peak)} of {size(budget)} on each rank"
     if not found.layouts:
         return (
-            f"{spelled(best.words)} needs the least memory, {need}, which is more than there is. Type a smaller batch "
-            "or more devices"
+            f"{spelled(best.words)} needs the least memory, {need}, which is more than there is. Type a smaller "
+            f"{best.smaller} or more devices"
         )
     if len(found.layouts) == 1:
         return f"{spelled(best.words)}, {need}"

@@ -54,6 +54,13 @@ class Layout:
         return self.prediction.memory.peak
 
     @property
+    def smaller(self) -> str:
+        """What may make it fit: a batch, unless forwards have one sample, or the model's state alone is too large."""
+        memory = self.prediction.memory
+        state = memory.parameters + memory.gradients + memory.optimizer
+        return "batch" if self.plan.batch.microbatch > 1 and state < self.prediction.budget else "model"
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for layouts that differ in microbatches and options alone."""
         return self.words.get("strategy"), self.plan.mesh, self.words.get("remat"), self.plan.pipeline.schedule

@@ -6,15 +6,16 @@ dtrain plan best json <words>                                                   
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.predict import report
-from dtrain.resolve import best
+from dtrain.resolve import best, ranks
 from dtrain.resolve.auto import spelled
 from dtrain.resolve.search import Found, Layout
 from dtrain.secrets import screen
@@ -24,7 +25,6 @@ from dtrain.tracing import shapes_of
 MOST = 10
 TARGETS = "time", "cost"
 """The best layout has least of it: seconds of a step, or the price of the run."""
-HEADS = ("a step", "tokens/s/GPU", "MFU", "peak", "headroom", "words")
 
 
 def run(words: Sequence[str]) -> int:
@@ -39,17 +39,17 @@ def run(words: Sequence[str]) -> int:
         return 0
     screen.say(_counted(found))
     if found.layouts:
-        rows = [HEADS, *map(_row, found.layouts)]
+        unit, _ = report.speed(found.layouts[0].plan, found.layouts[0].prediction)
+        rows = [("a step", unit, "MFU", "peak", "headroom", "words"), *map(_row, found.layouts)]
         if target == "cost":
             prices = ("price", *(_amount(price_of(layout)) for layout in found.layouts))
             rows = [(*row[:-1], price, row[-1]) for row, price in zip(rows, prices, strict=True)]
         screen.say(screen.figures(rows))
     elif found.least:
         least = found.least
-        smaller = ", or a smaller batch" if least.plan.batch.microbatch > 1 else ""
         screen.say(
             f"none fits. The least memory has {spelled(least.words)}: {report.size(least.peak)} of "
-            f"{report.size(least.prediction.budget)}. Type more nodes or devices{smaller}."
+            f"{report.size(least.prediction.budget)}. Type more nodes or devices, or a smaller {least.smaller}."
         )
     return 0
 
@@ -69,9 +69,10 @@ def _cheapest(config: Config) -> Found:
     """
     if config.cluster.get("price") is None:
         cluster = "" if config.cluster else "cluster=<word> "
+        rented = {None: "GPU, or of a node without GPUs,", 0: "node"}.get(config.cluster.get("gpus"), "GPU")
         raise WordsError(
-            f"target=cost: the price of a GPU is not known. Type {cluster}cluster.price=2.5, for an hour of one GPU in "
-            "any currency."
+            f"target=cost: the price of a {rented} is not known. Type {cluster}cluster.price=2.5, for an hour of one, "
+            "in any currency."
         )
     found = Found()
     for each in _on_fewer(config):
@@ -83,23 +84,32 @@ def _cheapest(config: Config) -> Found:
     return found
 
 
-def _on_fewer(config: Config) -> Iterator[Found]:
-    """The search on all nodes, and on 1, 2, 4 and so on, without numbers that the words do not allow."""
-    cluster = detect()
-    first = best(config, cluster, shapes_of, MOST)
-    yield _with_nodes(first)
-    most = max((layout.plan.nodes for layout in (*first.layouts, first.least) if layout), default=1)
-    for power in range((most - 1).bit_length()):
+def _on_fewer(config: Config) -> list[Found]:
+    """The search on all nodes, and on 1, 2, 4 and so on, without numbers that the words do not allow, which a note
+    names. Raises the WordsError of the first number if all are left out.
+    """
+    cluster, found, refused = detect(), list[Found](), dict[Any, WordsError]()
+    most, *_ = ranks.counts(*ranks.placed(config, cluster))
+    fewer = [1 << power for power in range((most - 1).bit_length())] if isinstance(most, int) else []
+    for nodes in (config.nodes, *fewer):
         try:
-            found = best(replace(config, nodes=1 << power), cluster, shapes_of, MOST)
-        except WordsError:
-            continue
-        yield _with_nodes(found)
+            found.append(_with_nodes(best(replace(config, nodes=nodes), cluster, shapes_of, MOST)))
+        except WordsError as error:
+            refused[nodes] = error
+    if not found:
+        raise next(iter(refused.values()))
+    if refused:
+        first, numbers = next(iter(refused)), ", ".join(map(str, refused))
+        reason = screen.on_one_line(refused[first].problems[0])
+        screen.complain(f"left out: nodes={numbers}. With nodes={first}: {reason}", begin="note: ")
+    return found
 
 
 def _with_nodes(found: Found) -> Found:
-    layouts = [replace(each, words={"nodes": each.plan.nodes, **each.words}) for each in found.layouts]
-    return replace(found, layouts=layouts)
+    def named(layout: Layout) -> Layout:
+        return replace(layout, words={"nodes": layout.plan.nodes, **layout.words})
+
+    return replace(found, layouts=[*map(named, found.layouts)], least=found.least and named(found.least))
 
 
 def price_of(layout: Layout) -> float:
@@ -130,6 +140,6 @@ def _row(layout: Layout) -> tuple[str, ...]:
     prediction, time = layout.prediction, layout.prediction.time
     assert time
     return (
-        report.duration(time.seconds), report.count(time.tokens_per_second / layout.plan.world), f"{time.mfu:.0%}",
+        report.duration(time.seconds), report.count(report.speed(layout.plan, prediction)[1]), f"{time.mfu:.0%}",
         report.size(layout.peak), report.size(prediction.budget - layout.peak), spelled(layout.words),
     )  # fmt: skip

@@ -20,8 +20,6 @@ from dtrain.sweep.space import label, words
 from dtrain.tracing import shapes_of
 from dtrain.verb.sweep import decided_for_slot
 
-HEADS = ("a step", "tokens/s/GPU", "peak", "fits", "words that vary")
-
 
 def run(given: Sequence[str], *, for_tools: bool) -> int:
     ours, hydras = foreign.split(given)
@@ -45,14 +43,17 @@ def run(given: Sequence[str], *, for_tools: bool) -> int:
         return 0
     fit = sum(prediction.fits for _, _, prediction in predicted)
     screen.say(f"{len(predicted)} jobs, of which {fit} fit into memory")
-    screen.say(screen.figures([HEADS, *((*_figures(plan, said), label(job.values)) for job, plan, said in predicted)]))
+    units = sorted({report.speed(plan, said)[0] for _, plan, said in predicted if said.time})
+    heads = "a step", units[0] if len(units) == 1 else "speed", "peak", "fits", "words that vary"
+    rows = ((*_figures(plan, said, unit=len(units) > 1), label(job.values)) for job, plan, said in predicted)
+    screen.say(screen.figures([heads, *rows]))
     return 0
 
 
-def _figures(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """A dash for what cannot be known."""
+def _figures(plan: Plan, prediction: Prediction, *, unit: bool) -> tuple[str, ...]:
+    """A dash for what cannot be known; `unit`: speeds have theirs, as those of other jobs have another."""
     if not prediction.shapes.blocks:
         return "-", "-", "-", "-"
-    time = prediction.time
-    rates = (report.duration(time.seconds), report.count(time.tokens_per_second / plan.world)) if time else ("-", "-")
+    time, (name, speed) = prediction.time, report.speed(plan, prediction)
+    rates = (report.duration(time.seconds), f"{report.count(speed)} {name if unit else ''}".rstrip()) if time else "--"
     return *rates, report.size(prediction.memory.peak), "yes" if prediction.fits else "no"

@@ -10,6 +10,7 @@ from dtrain.cluster import detect
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.predict.prediction import predict
+from dtrain.predict.report import count
 from dtrain.predict.shapes import Shapes
 from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of
@@ -92,6 +93,35 @@ def test_the_cheapest_runs_are_found_on_any_number_of_nodes(capsys: pytest.Captu
 def test_numbers_of_nodes_that_the_words_do_not_allow_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     layouts = found(capsys, *PRICED, "nodes=2", "mesh.dp_replicate=16")
     assert layouts and all(layout["words"][0] == "nodes=2" for layout in layouts)  # type: ignore[index]
+    assert plan.run(["best", "json", *PRICED, "nodes=16"]) == 0
+    out, note = capsys.readouterr()
+    assert {layout["words"][0] for layout in json.loads(out)} == {"nodes=1", "nodes=2"}
+    assert "left out: nodes=16, 4, 8. With nodes=16: batch=48 does not split over 128" in note
+    with pytest.raises(WordsError, match="does not split over 128"):
+        plan.run(["best", *PRICED, "nodes=16", "batch=7"])
+
+
+def test_a_node_without_gpus_has_one_price(capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (found(capsys, "cluster=laptop", "cluster.price=3", "data=synthetic", f"devices={n}") for n in (1, 2))
+    for layout in (*one, *two):
+        assert layout["price"] == pytest.approx(layout["time"]["seconds"] * 1000 / 3600 * 3)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "rate", "ranks"),
+    [
+        ("devices=2 data=synthetic", "tokens/s/rank", "tokens_per_second", 2),
+        ("cluster=h100x8 data=synthetic model=mlp", "samples/s/GPU", "samples_per_second", 8),
+    ],
+)
+def test_the_column_of_speed_has_the_unit_of_the_plan(
+    words: str, unit: str, rate: str, ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, heads, first, *_ = rows(capsys, *words.split())
+    time = found(capsys, *words.split())[0]["time"]
+    assert (heads.split()[2], first.split()[2]) == (unit, count(time[rate] / ranks))  # type: ignore[index]
+    assert plan.run(words.split()) == 0
+    assert unit in capsys.readouterr().out
 
 
 def test_the_price_is_a_column(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,8 +136,9 @@ def test_the_price_is_a_column(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("target=cost", "cluster=h100x8"), "not known. Type cluster.price=2.5, for an hour of one GPU"),
-        (("target=cost",), "Type cluster=<word> cluster.price=2.5"),
+        (("target=cost", "cluster=h100x8"), "price of a GPU is not known. Type cluster.price=2.5, for an hour of one,"),
+        (("target=cost",), "of a GPU, or of a node without GPUs, is not known. Type cluster=<word> cluster.price=2.5"),
+        (("target=cost", "cluster=laptop"), "the price of a node is not known"),
         (("target=costs",), "target=costs: time or cost. Did you mean cost?"),
         (("target=cost", "cluster=h100x8", "cluster.price=0"), "cluster.price is a number > 0 or null"),
     ],
@@ -120,9 +151,17 @@ def test_without_a_price_there_is_no_cost(words: tuple[str, ...], said: str) -> 
 def test_where_none_fits_the_one_that_needs_the_least_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     _, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=200")
     assert sentence.startswith("none fits. The least memory has strategy=")
-    assert sentence.endswith("Type more nodes or devices."), "a microbatch of one sample cannot be smaller"
+    assert sentence.endswith("Type more nodes or devices, or a smaller model."), "forwards of one sample stay so"
     *_, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=200", "microbatch=2")
+    assert sentence.endswith("or a smaller model."), "state alone does not fit"
+    *_, sentence = rows(capsys, *B8, "nodes=1", "devices=1", "model.layers=8", "microbatch=64")
     assert sentence.endswith("Type more nodes or devices, or a smaller batch.")
+
+
+def test_the_numbers_of_nodes_of_what_needs_the_least_memory_are_words(capsys: pytest.CaptureFixture[str]) -> None:
+    *_, sentence = rows(capsys, *PRICED, "nodes=2", "model.layers=400", "model.width=8192", "model.heads=64")
+    assert "The least memory has nodes=2 strategy=" in sentence
+    assert found(capsys, *PRICED, "model.layers=400", "model.width=8192", "model.heads=64") == []
 
 
 @pytest.mark.parametrize("more", [(), ("nodes=1", "devices=1", "model.layers=200")])

@@ -34,6 +34,14 @@ def test_a_row_is_what_the_plan_of_its_words_predicts(capsys: pytest.CaptureFixt
     assert heads.split("  ")[-1] == "words that vary"
 
 
+def test_speeds_of_different_units_name_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", "data=synthetic", "devices=2", "model=mlp,gpt", "strategy=ddp"]) == 0
+    _, heads, first, second = capsys.readouterr().out.splitlines()
+    assert "speed" in heads and "samples/s/rank" in first and "tokens/s/rank" in second
+    assert main(["plan", "-m", "data=synthetic", "devices=2", "model=mlp", "strategy=ddp,fsdp"]) == 0
+    assert "samples/s/rank" in capsys.readouterr().out.splitlines()[1]
+
+
 @pytest.mark.parametrize("words", [("plan", "json"), ("plan", "json", "-m", "batch=8,16")])
 def test_json_has_no_number_without_end(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "cluster=h100x8", "cluster.bandwidth=1e-320"]) == 0

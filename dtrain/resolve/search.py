@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def smaller(self) -> str:
-        """What may make it fit: a batch, unless forwards have one sample, or the model's state alone is too large."""
+        """Which must be smaller to fit: the model, if forwards have one sample or its state alone does not fit."""
         memory = self.prediction.memory
         state = memory.parameters + memory.gradients + memory.optimizer
         return "batch" if self.plan.batch.microbatch > 1 and state < self.prediction.budget else "model"

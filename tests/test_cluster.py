@@ -1,5 +1,6 @@
 """What this machine has, read from an environment."""
 
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,8 +267,17 @@ def test_of_a_gpu_without_a_word_nothing_is_claimed() -> None:
 
 
 def test_figures_that_are_none_are_refused() -> None:
-    for word in ("cluster.bandwidth=0", "cluster.flops.bf16=0"):
-        with pytest.raises(WordsError, match=rf"{word}.*a number > 0"):
+    for word, allowed in {
+        "cluster.bandwidth=0": ">= 1",
+        "cluster.flops.bf16=0": "from 1e\\+06",
+        "cluster.flops.bf16=1e-300": "from 1e\\+06 to 1e\\+21, per second",
+        "cluster.flops.bf16=1e+22": "from 1e\\+06 to 1e\\+21, per second",
+        "cluster.memory=1e30": "> 0 and <= 10000000000000000, in bytes",
+        "cluster.price=1e300": "> 0 and <= 1000000000 or null",
+        "cluster.efficiency=1e-300": ">= 0.001 and <= 1",
+        "cluster.start=1e300": ">= 0 and <= 3600, in seconds",
+    }.items():
+        with pytest.raises(WordsError, match=rf"{re.escape(word)}.*a number {allowed}"):
             resolve(composed("cluster=h100x8", word, "batch=64"), HERE)
 
 

@@ -14,6 +14,8 @@ from dtrain.errors import WordsError, nearest
 from dtrain.resolve import values
 
 TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+SLOWEST, FASTEST = 1e6, 1e21
+"""Operations per second of a GPU or a core: beyond any machine."""
 
 
 def named(config: Config, here: Cluster) -> Cluster:
@@ -56,7 +58,7 @@ def _check(part: Mapping[str, Any]) -> None:
     for key, value in part["flops"].items():
         if key not in TYPES:
             wrong.append(f"cluster.flops.{key}={value}: there is no such type.{nearest(key, TYPES)}")
-        elif not (is_number(value) and value > 0):
-            wrong.append(f"cluster.flops.{key}={value}: a number > 0, per second.")
+        elif not (is_number(value) and SLOWEST <= value <= FASTEST):
+            wrong.append(f"cluster.flops.{key}={value}: a number from {SLOWEST:g} to {FASTEST:g}, per second.")
     if wrong:
         raise WordsError(*wrong)

@@ -140,7 +140,10 @@ def test_the_price_is_a_column(capsys: pytest.CaptureFixture[str]) -> None:
         (("target=cost",), "of a GPU, or of a node without GPUs, is not known. Type cluster=<word> cluster.price=2.5"),
         (("target=cost", "cluster=laptop"), "the price of a node is not known"),
         (("target=costs",), "target=costs: time or cost. Did you mean cost?"),
-        (("target=cost", "cluster=h100x8", "cluster.price=0"), "cluster.price is a number > 0 or null"),
+        (
+            ("target=cost", "cluster=h100x8", "cluster.price=0"),
+            "cluster.price is a number > 0 and <= 1000000000 or null",
+        ),
     ],
 )
 def test_without_a_price_there_is_no_cost(words: tuple[str, ...], said: str) -> None:

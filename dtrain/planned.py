@@ -131,6 +131,8 @@ BLOCK = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of the logits that a loss has in fp32 at a time where it is not compiled, so that they stay in the cache of a
 core, or of a GPU.
 """
+LOSS_ROWS = 64 << 20
+"""Bytes of the logits in 16 bits that any other loss has in fp32 at a time."""
 
 
 def chunk_of(chunk: int | str, vocabulary: int, device: str) -> int:

@@ -110,6 +110,7 @@ class Meter(TorchDispatchMode):
         self._alive: dict[int, Any] = {}
         self._held: dict[int, list[int]] = {}
         self._buckets, self._gathers, self._reduces = buckets, [], []
+        self.groups = _fsdp_groups(model)
 
     def gathered(self) -> list[Any]:
         return [t.untyped_storage() for p in self.gathering for t in p.all_gather_outputs]
@@ -134,16 +135,26 @@ class Meter(TorchDispatchMode):
         """Sizes of what is alive and none of the others: activations, and what is short-lived."""
         if named is None:
             named = sizes([*self.resting, *self.gathered(), *self.gradients(), *self.state, *self._buffers()])
-        others = {*named, *self.samples}
+        others = {
+            *named,
+            *self.samples,
+            *sizes(_living(self.standing)),
+        }  # such as tables of which a forward takes views
         self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
         return sizes(_living(reference for key, reference in self._alive.items() if key not in others))
 
     def _buffers(self) -> list[Any]:
-        return _living(self._buckets + self._gathers + self._reduces)
+        return [*_living(self._buckets), *self._flying()]
+
+    def _flying(self) -> list[Any]:
+        """What is gathered or reduced, among ranks or, of one shard, copied."""
+        states = [state for group in self.groups for state in group.comm_ctx.reduce_scatter_states]
+        copied = [storage(state.reduce_scatter_input) for state in states]
+        return [*_living(self._gathers + self._reduces), *copied]
 
     def look(self) -> None:
         resting, gathered, gradients = sizes(self.resting), sizes(self.gathered()), sizes(self.gradients())
-        state, flight = sizes(self.state), sizes(_living(self._gathers + self._reduces))
+        state, flight = sizes(self.state), sizes(self._flying())
         whole = resting | gathered
         rest = self.rest({*whole, *gradients, *state, *flight, *sizes(_living(self._buckets))})
         self._note("peak", whole)
@@ -214,12 +225,16 @@ def _whole(parameter: Any) -> Tensor | None:
     return parameter._unsharded_param.grad if hasattr(parameter, "_unsharded_param") else None
 
 
-def _fsdp_parameters(model: nn.Module) -> list[Any]:
-    """What FSDP2 keeps for each parameter: private, there is no public way to see what is gathered."""
+def _fsdp_groups(model: nn.Module) -> list[Any]:
+    """What FSDP2 keeps for each module: private, there is no public way to see what is gathered."""
     groups = [
         module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)
     ]
-    return [parameter for group in groups if group for parameter in group.fsdp_params]
+    return [group for group in groups if group]
+
+
+def _fsdp_parameters(model: nn.Module) -> list[Any]:
+    return [parameter for group in _fsdp_groups(model) for parameter in group.fsdp_params]
 
 
 class Recorded:

@@ -79,6 +79,21 @@ STATE = tuple(
         "optim=adafactor model=moe", "optim=muon precision=bf16_true", "remat=selective precision=bf16", "remat=full precision=bf16_true",
     )
 )  # fmt: skip
+DRAWN = (
+    "devices=2 strategy=zero3 model=moe mesh.ep=2 precision=bf16 optim=adafactor model.width=64 model.heads=4 model.layers=3 model.experts=4 model.shared=1 data.vocab=8192 data.sequence=128 batch=16 accumulate=4 objective.chunk=16 model.hidden=null",
+    "devices=2 strategy=ddp mesh.tp=2 tensor.sequence=split remat=full precision=fp16 optim=adamw ema=0.99 model.width=32 model.heads=4 model.layers=2 data.vocab=8192 data.sequence=64 batch=4 accumulate=4 model.hidden=null",
+    "devices=2 strategy=fsdp remat=budget optim=adamw model.width=48 model.heads=2 model.kv_heads=2 model.layers=3 model.tied=true data.vocab=128 data.sequence=512 batch=8 model.hidden=null",
+    "devices=2 strategy=fsdp strategy.reduce=every precision=fp16 optim=muon model.width=32 model.heads=2 model.layers=6 model.hidden=64 model.tied=true data.vocab=4096 data.sequence=128 batch=16 objective.chunk=0",
+    "devices=2 strategy=zero2 model=moe mesh.ep=2 remat=full optim=adafactor model.width=48 model.heads=4 model.kv_heads=2 model.layers=5 model.experts=8 data.vocab=2048 data.sequence=64 batch=2 model.hidden=null",
+    "devices=2 strategy=zero3 optim=muon model.width=32 model.heads=4 model.layers=3 model.tied=true data.vocab=4096 data.sequence=32 batch=2 objective.chunk=256 model.hidden=null",
+    "devices=2 strategy=ddp mesh.tp=2 tensor.sequence=split tensor.loss=split precision=bf16 optim=adamw model.width=96 model.heads=4 model.layers=4 model.hidden=256 model.tied=true data.vocab=2048 data.sequence=32 batch=2",
+    "devices=2 strategy=zero3 model=moe mesh.tp=2 tensor.loss=split remat=full precision=fp16 optim=sgd ema=0.99 model.width=192 model.heads=4 model.layers=4 model.hidden=576 model.experts=8 data.vocab=1000 data.sequence=32 batch=16 accumulate=2",
+    "devices=2 strategy=fsdp strategy.reshard=never strategy.reduce=last remat=full optim=adamw model.width=64 model.heads=2 model.layers=2 model.hidden=192 data.vocab=4096 data.sequence=32 batch=4 objective.chunk=16",
+    "remat=full precision=fp16 optim=adamw model.width=128 model.heads=2 model.layers=4 model.hidden=160 model.tied=true data.vocab=4096 data.sequence=512 batch=4 accumulate=2 objective.chunk=512",
+    "devices=2 strategy=zero1 model=moe mesh.cp=2 context.attention=ring precision=bf16_true optim=adamw model.width=192 model.heads=2 model.kv_heads=2 model.layers=5 model.experts=4 data.vocab=4096 data.sequence=32 batch=1 model.hidden=null",
+    "devices=2 strategy=fsdp strategy.reduce=last model=moe mesh.ep=2 optim=adamw model.width=32 model.heads=2 model.layers=4 model.experts=8 data.vocab=8192 data.sequence=32 batch=4 model.hidden=null",
+)  # fmt: skip
+"""Drawn at random (tests/bench/RESULTS.md): each was off by more than 5% for a cause of its own."""
 _DATA = (
     "strategy=ddp devices=2", "strategy=zero1 devices=2 accumulate=2", "strategy=fsdp devices=2", "strategy=hsdp devices=4 precision=bf16",
     "strategy=ddp devices=2 remat=full precision=bf16_true",
@@ -93,7 +108,7 @@ FOREIGN = (
     "model=frozen strategy=fsdp devices=4 mesh.tp=2", "model=lengthless strategy=pipeline devices=2",
 )  # fmt: skip
 """Models that are not dtrain's: tests/predict/foreign.py, tests/invariance/zoo.py."""
-ALL = tuple(dict.fromkeys((*QUICK, *STRATEGIES, *AXES, *SCHEDULES, *HALVES, *PAIRS, *STATE)))
+ALL = tuple(dict.fromkeys((*QUICK, *STRATEGIES, *AXES, *SCHEDULES, *HALVES, *PAIRS, *STATE, *DRAWN)))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets, chunked, nats
 from dtrain.objective.head import Deferred, untouched
+from dtrain.planned import LOSS_ROWS
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
 """The largest integer whose exp is finite in fp64."""
-CHUNK_BYTES = 64 << 20
-"""Bytes of the rows that are in fp32 at a time."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,5 +110,5 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def chunks(logits_NV: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_BYTES // max(1, 4 * logits_NV.shape[1]))
+    rows = max(1, LOSS_ROWS // max(1, 4 * logits_NV.shape[1]))
     return (slice(first, first + rows) for first in range(0, len(logits_NV), rows))

@@ -90,12 +90,15 @@ class Muon(ByGroup):
         shapes: dict[torch.Size, list[int]] = {}
         for index, parameter in enumerate(parameters):
             shapes.setdefault(parameter.shape, []).append(index)
-        for (rows, columns), members in shapes.items():
+
+        def move(members: list[int], scale: float) -> None:  # in which a stack ends before the next begins
             stacked = torch.stack([whole(directions[index], parameters[index]) for index in members])
             updates = orthogonalize(stacked.float(), self._products)
-            scale = group["lr"] * max(1.0, rows / columns) ** 0.5
             for index, update in zip(members, updates, strict=True):
                 weights[index].add_(update[region(parameters[index])], alpha=-scale)
+
+        for (rows, columns), members in shapes.items():
+            move(members, group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalize(matrices: Tensor, products: torch.dtype) -> Tensor:

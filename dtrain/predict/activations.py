@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dtrain.predict.shapes import Attention, Block, Experts, LayoutBytes, Split, Types, Weight
+from dtrain.predict.shapes import Attention, Block, Experts, LayoutBytes, Making, Split, Types, Weight
 
 STYLES: Mapping[str, tuple[str, int | None]] = {
     "colwise": ("inside", 0),
@@ -47,7 +47,7 @@ class Value:
 @dataclass(frozen=True)
 class Step:
     """One operator. `passed`: the gradient of `out` becomes that of the inputs without a copy; `temporary`: live in its
-    backward alone.
+    backward alone; `weight`: of a product, whose gradient its backward makes.
     """
 
     inputs: tuple[Value, ...]
@@ -55,6 +55,7 @@ class Step:
     saved: tuple[Value, ...]
     passed: bool = False
     temporary: tuple[Value, ...] = ()
+    weight: Weight | None = None
 
 
 class ActivationModel:
@@ -72,6 +73,7 @@ class ActivationModel:
         self._deferred_wgrad: list[Value] = []
         self._summands: list[Value] = []
         self._first: Value | None = None
+        self._high = LayoutBytes()
 
     def begin(self, x: Value) -> Value:
         """Start the block with its input `x`."""
@@ -91,13 +93,13 @@ class ActivationModel:
             "deferred_wgrad": _sum(self._deferred_wgrad),
             "ends": _sum(self._ends(out)),
         }
-        peak_live, saved["transient"] = self._peak_live(out)
+        peak_live, saved["transient"], making = self._peak_live(out)
         return Block(
             self.name, count, listed, tuple(self.weights), saved, peak_live, self.work, self.backward_work,
             self.attention_work,
             self.work + self.attention_work - self._tail, round(out.numbers),
             (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
-            tuple(self.attentions), tuple(self.mixtures),
+            tuple(self.attentions), tuple(self.mixtures), high=self._high, making=making,
             operators=len(self._steps) + sum(3 * each.count for each in self.mixtures),
         )  # fmt: skip
 
@@ -111,11 +113,12 @@ class ActivationModel:
         passed: bool = False,
         deferred_wgrad: bool = False,
         temporary: Sequence[Value] = (),
+        weight: Weight | None = None,
     ) -> Value:
         """Record one operator. `deferred_wgrad`: it has a weight, whose gradient is computed from that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
         self._deferred_wgrad += [out] * deferred_wgrad
-        self._steps.append(Step(tuple(inputs), out, saved, passed, tuple(temporary)))
+        self._steps.append(Step(tuple(inputs), out, saved, passed, tuple(temporary), weight))
         self._tail = 0 if saved else self._tail
         return out
 
@@ -137,22 +140,23 @@ class ActivationModel:
         """Multiply `rows` rows by a weight [outputs, inputs]."""
         whole = f"{self.name}.{name}" if name else self.name
         layout, dim = STYLES.get(style, (x.layout, None))
-        self.weights.append(Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden))
+        weight = Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden)
+        self.weights.append(weight)
         if bias:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
         out = Value(rows * outputs, self.types.compute, layout)
         self._summands += [out] * style.startswith("rowwise")
-        return self.product(x, out, rows * inputs * outputs)
+        return self.product(x, out, rows * inputs * outputs, weight)
 
-    def product(self, x: Value, out: Value, work: int) -> Value:
+    def product(self, x: Value, out: Value, work: int, weight: Weight) -> Value:
         """A matrix product with a weight; the input is saved in the compute type."""
         self.work += work
         self.backward_work += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
         self._products.append(out)
-        self.op([low], out, low, deferred_wgrad=True)
+        self.op([low], out, low, deferred_wgrad=True, weight=weight)
         self._tail = work
         return out
 
@@ -206,6 +210,7 @@ class ActivationModel:
         """
         if logits.bytes > 2:
             return self.cross_entropy(logits)
+        self._high = _tally([Value(logits.numbers, 4, logits.layout)])
         return self.op([logits], Value(0, 4, "whole"), logits, Value(2 * rows, 4, logits.layout))
 
     def cross_entropy(self, logits: Value) -> Value:
@@ -240,15 +245,17 @@ class ActivationModel:
                 same |= {id(value) for value in step.inputs if users[id(value)] == 1 and value.bytes == step.out.bytes}
         yield from (value for value in self._deferred_wgrad if id(value) in same)
 
-    def _peak_live(self, out: Value) -> tuple[LayoutBytes, LayoutBytes]:
+    def _peak_live(self, out: Value) -> tuple[LayoutBytes, LayoutBytes, Making]:
         """Peak live memory of the backward, from the last step to the first: saved tensors, flowing gradients and what
-        is temporary; and the peak of what neither was saved nor waits for the gradient of a weight.
+        is temporary; the peak of what neither was saved nor waits for the gradient of a weight; and its peaks between
+        one gradient of a weight and the next, each with the weights that have theirs by then.
         """
         holders = Counter(one for step in self._steps for one in {id(value) for value in step.saved})
         alive = {id(value): value for step in self._steps for value in step.saved}
         waiting = {id(value) for value in self._deferred_wgrad}
         flowing = {id(out): out}
         every, passing = list[list[Value]](), list[list[Value]]()
+        made, parts = list[Weight](), dict[tuple[Weight, ...], list[list[Value]]]()
         for step in reversed(self._steps):
             inputs = [value for value in step.inputs if value.trained and id(value) not in flowing]
             if step.passed:
@@ -256,13 +263,15 @@ class ActivationModel:
                 inputs = inputs[:1]
             flowing |= {id(value): value for value in inputs}
             every.append([*alive.values(), *flowing.values(), *step.temporary])
+            made += [step.weight] if step.weight else []
+            parts.setdefault(tuple(made), []).append(every[-1])
             passing.append([*(value for one, value in flowing.items() if one not in waiting), *step.temporary])
             flowing.pop(id(step.out), None)
             for one in {id(value) for value in step.saved}:
                 holders[one] -= 1
                 if not holders[one]:
                     alive.pop(one)
-        return _largest(every), _largest(passing)
+        return _largest(every), _largest(passing), tuple((_largest(some), weights) for weights, some in parts.items())
 
 
 def _largest(moments: Sequence[Sequence[Value]]) -> LayoutBytes:

@@ -125,9 +125,10 @@ def _transformer(
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
-    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"], embedding=True))
+    rows = chunk_of(run.chunk, V, "cuda" if run.fused else "cpu")
+    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"] and not rows, embedding=True))
     embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, grad_in=False, summed=True))
-    x = embed.op([], Value(T * C, rest, "stream", trained=True))
+    x = embed.op([], Value(T * C, rest, "stream", trained=True), weight=embed.weights[0])
     blocks = [embed.block(x, listed=False)]
 
     tape = run.tape("blocks.0")
@@ -141,20 +142,17 @@ def _transformer(
     y = last.norm(Value(T * C, rest, "stream"), "norm", C, groups=T, style=style, out="whole")
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
-    x, rows, returns = (
-        Value(T * C, rest, "whole"),
-        chunk_of(run.chunk, V, "cuda" if run.fused else "cpu"),
-        LayoutBytes(),
-    )
+    x, returns = Value(T * C, rest, "whole"), LayoutBytes()
     chunk = Chunk(rows, T, V, run.types.compute, V * C, True) if rows else None
     if rows:
         loss = head.chunked(x, V, C, rows=T, again=run.again)
     else:
         logits = head.linear(x, "", C, V, rows=T, style="colwise_gather_output", hidden=False)
         loss, returns = head.tokens(logits, T), LayoutBytes(logits=logits.size)
+    ties = tuple(head.weights) * part["tied"]
     if part["tied"]:
         head.weights.clear()
-    blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk))
+    blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk, ties=ties))
     return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, returns)
 
 
@@ -192,11 +190,14 @@ def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: Activa
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
     rows = tape.op([x], Value(R * C, x.bytes, "whole"))
     rows = tape.cast(rows, low)
-    for side, shape in {"gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}.items():
-        tape.weights.append(Weight(f"{name}.experts.{side}", shape, experts=True, product=True))
+    sides = [
+        Weight(f"{name}.experts.{side}", shape, experts=True, product=True)
+        for side, shape in {"gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}.items()
+    ]
+    tape.weights += sides
     tape.mixtures.append(Experts(E, K, C, F, R, low))
-    gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C) for _ in range(2))
-    y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
+    gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C, weight) for weight in sides[:2])
+    y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C, sides[2])
     y = tape.op([y], Value(R * C, low, "whole"))
     wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
@@ -237,10 +238,12 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
         tape = run.tape(f"blocks.{number}")
         x = tape.begin(Value(x.numbers, x.bytes, "whole"))
         y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
-        short = x
+        short, last = x, list[Weight]()
         if channels != wider or stride > 1:
             short = _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+            last = [tape.weights.pop()]  # as in the model
         y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
+        tape.weights += last
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
     head = run.tape("head")
@@ -254,7 +257,8 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
 def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
     whole = f"{tape.name}.{name}" if name else tape.name
     tape.weights.append(Weight(f"{whole}.weight", (outputs, inputs, size, size), product=True))
-    return tape.product(x, Value(outputs * area, tape.types.compute, "whole"), inputs * outputs * size**2 * area)
+    out = Value(outputs * area, tape.types.compute, "whole")
+    return tape.product(x, out, inputs * outputs * size**2 * area, tape.weights[-1])
 
 
 def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:

@@ -4,17 +4,16 @@ Persistent state and the gradients that the optimizer reads are exact (state_byt
 torch's operators (peak_memory.py): compared with measurements on the CPU, not yet on a GPU.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import reference
 from dtrain.predict.in_flight import Flight, flight, pipelined
 from dtrain.predict.peak_memory import Moment, Sizes, moments, sizes_of
-from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
-from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
+from dtrain.predict.shapes import Block, Shapes, stages_of
+from dtrain.predict.state_bytes import StateBytes, count_state, holding_of
+from dtrain.predict.update import update
 from dtrain.predict.view import kinds
 
 
@@ -91,10 +90,10 @@ def _rank_bytes(
     frozen = reference.held(plan, shapes, state)
     base |= {} if away else {"reference": frozen}
     base["reference's logits"] = reference.logits(plan, shapes)
-    update = {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}
+    step = {} if away else {"gradients": state.gradients, "optimizer's own": update(plan, blocks)}
     handed = [each[-1].passes for _, each in every]
     flights = [flight(plan, shapes, every[stage][1], stage, handed) for stage in mine] if pp > 1 else []
-    return RankBytes(sizes, flights, state, frozen, buffers, base, update)
+    return RankBytes(sizes, flights, state, frozen, buffers, base, step)
 
 
 def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
@@ -113,24 +112,3 @@ def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
         local + away * (state.all - state.average + share.frozen), 2 * local * bool(plan.checkpoint.get("memory")),
         not shapes.unknown,
     )  # fmt: skip
-
-
-def _update(plan: Plan, blocks: Sequence[Block], state: StateBytes) -> float:
-    """Temporary memory of an update: none if it is fused, otherwise as many copies of the weights as the optimizer
-    states.
-
-    Muon stacks all hidden matrices of the same shape, unsharded. It needs the stack, two iterates and two of their
-    squares; in bf16 the stack, the normalised stack, its bf16 copy, and two squares.
-    """
-    types = types_of(plan)
-    if fact(plan.optim, "needs") != "matrices":
-        fused = fact(plan.optim, "fused") and (plan.device == "cuda" or types.param == 4)
-        return 0.0 if fused else float(fact(plan.optim, "copies")) * state.parameters
-    weights = [(block.count, weight) for block in blocks for weight in block.weights if weight.hidden]
-    iterates, squares = (6, 4) if plan.optim.get("products") == "bf16" else (8, 8)
-    stacks: dict[tuple[int, ...], float] = {}
-    for count, weight in weights:
-        each = (types.param + iterates) * weight.count + squares * min(weight.shape) ** 2
-        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * each
-    directions = sum(count * math.prod(piece(plan, weight)) * types.param for count, weight in weights)
-    return directions + max(stacks.values(), default=0.0)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dtrain.config.facts import fact
-from dtrain.planned import BLOCK, Plan
-from dtrain.predict.shapes import Block, Shapes, types_of
+from dtrain.planned import BLOCK, LOSS_ROWS, Plan
+from dtrain.predict.shapes import Block, Chunk, Shapes, Weight, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
 Moment = dict[str, float]
@@ -44,11 +44,13 @@ class Spot(NamedTuple):
 class Sizes:
     """Bytes of one block and one microbatch on one rank; `unit` as in Block. Weights: gathered (`whole`), and the
     copies of autocast that stay after its forward (`casts`). Gradients: from autograd (`made`), accumulated over
-    microbatches (`summed`), on the wire (`sent`), after reduction (`end`), and the `largest` one. Activations: for the
-    backward (`saved`), of these the block's input (`saved_input`) and output (`saved_output`); peak live memory of its
-    backward (`peak_live`), the output (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`),
-    with the part that only the following block needs (`ends`), and what passes beside them (`transient`). `spots`:
-    points of its backward at which the most can be alive.
+    microbatches (`summed`), on the wire (`sent`), after reduction (`end`), those there at the peak of its backward
+    (`largest`), that wait for another use of the same weight (`tied`), memory that views leave unused until they are
+    added up (`unused`), and that of the `last` weight. Activations: for the backward (`saved`), of these the block's
+    input (`saved_input`) and output (`saved_output`); peak live memory of its backward (`peak_live`), the output
+    (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`), with the part that only the
+    following block needs (`ends`), and what passes beside them (`transient`). `spots`: points of its backward at which
+    the most can be alive.
     """
 
     count: int
@@ -60,6 +62,9 @@ class Sizes:
     sent: float
     end: float
     largest: float
+    tied: float
+    unused: float
+    last: float
     saved: float
     peak_live: float
     passes: float
@@ -73,23 +78,25 @@ class Sizes:
 
 def sizes_of(plan: Plan, shapes: Shapes, blocks: Sequence[Block], place: int = 0) -> Iterator[Sizes]:
     """Sizes of the blocks of a stage, of which the first is number `place` of those of its rank that remat may choose.
-    Of a run of blocks the recomputed ones come first.
+    Of a run of blocks the recomputed ones come first, but for the last of them, beside which the most is kept.
     """
     share = float(fact(plan.remat, "share", 0.0)) if fact(plan.remat, "keeps") == "inputs" else 1.0
     for block in blocks:
         chosen = range(place, place + block.count) if block.listed else range(0)
-        again = sum(int((index + 1) * share) == int(index * share) for index in chosen)
+        again = [index for index in chosen if int((index + 1) * share) == int(index * share)]
+        behind = place + block.count - 1 - again[-1] if again else block.count
         place += len(chosen)
-        if again:
-            yield _sizes(plan, shapes, replace(block, count=again), again=True)
-        if block.count > again:
-            yield _sizes(plan, shapes, replace(block, count=block.count - again), again=False)
+        parts = (len(again) - 1, True), (block.count - len(again) - behind, False), (bool(again), True), (behind, False)
+        for count, is_again in parts:
+            if count > 0:
+                yield _sizes(plan, shapes, replace(block, count=int(count)), again=is_again)
 
 
 def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     """`again`: remat recomputes it from its input."""
     types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
     counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
+    tied = sum(math.prod(gathered(plan, weight)) for weight in block.ties)
     narrow = [count for count, weight in zip(counts, block.weights, strict=True) if weight.bits is not None]
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product) - sum(narrow)
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
@@ -97,53 +104,101 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     saved, peak_live = _activations(plan, block, again=again)
     # what remat keeps of a block begins with its input, of which the block itself may save no more than a cast
     own = "inputs" if block.listed and (again or fact(plan.remat, "keeps") == "products") else "saved_input"
+    product += tied * (block.chunk is not None)
     casts = product * types.compute * (types.autocast and not state.shards) + block.widened
+    sample, (peak_live, largest) = peak_live, _peak(plan, block, peak_live, wide)
+    left, chunk = 0.0, 0.0
+    if block.chunk:
+        left, chunk, largest = _chunk(plan, block, block.chunk, wide * max([*trained, tied], default=0), casts)
+        casts = 0
     recast = again or "products" in (fact(plan.remat, "keeps"), fact(plan.compile, "keeps"))
     kept = 0.0 if block.listed and recast else casts
-    chunk = _chunk(plan, block, sum(trained) * wide)
     chunk += max(narrow, default=0) * (types.param + types.compute * types.autocast)  # unpacked for one product
-    more, made, largest = chunk + casts - kept, sum(trained) * wide, max(trained, default=0) * wide
+    more, made = chunk + casts - kept, sum(trained) * wide
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, kept, made,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
-        largest, saved * micro, peak_live * micro + more, block.passes * flowing(plan).param * micro / split,
-        tuple(_spots(plan, block, peak_live, more, made, largest)),
+        largest, tied * wide,
+        sum(count * _drags(plan, weight) for count, weight in zip(counts, block.weights, strict=True)) * wide,
+        sum(trained[-1:]) * wide,
+        saved * micro + left, peak_live + more, block.passes * flowing(plan).param * micro / split,
+        tuple(_spots(plan, block, sample, more, made)) or (Spot(peak_live + more, 0.0, largest),),
         *(block.saved[way].of(plan) * micro for way in (own, *PARTS)),
     )  # fmt: skip
 
 
-def _spots(plan: Plan, block: Block, peak: float, more: float, made: float, largest: float) -> Iterator[Spot]:
-    """`peak`: peak live memory of one sample, beside which there is `more`; bytes of the gradients that are `made` in
-    all, and of the `largest`.
+def _spots(plan: Plan, block: Block, peak: float, more: float, made: float) -> Iterator[Spot]:
+    """Those that a trace saw. `peak`: peak live memory of one sample, beside which there is `more`; bytes of the
+    gradients that are `made` in all.
     """
     micro, whole = plan.batch.microbatch, sum(vars(block.peak_live).values())
-    if not block.moments:
-        yield Spot(peak * micro + more, 0.0, largest)
-        return
     highest, each = block.peak_live.of(plan), made / block.trained if made else types_of(plan).param
     for live, complete, coming in block.moments:
         yield Spot((peak - (1 - live / whole) * highest) * micro + more, complete * each, coming * each)
 
 
-def _chunk(plan: Plan, block: Block, made: float) -> float:
-    """Bytes that a loss over chunks of logits has in its largest chunk: the logits, of which a few rows are in fp32
-    too; and the gradient of the weight in fp32, beside a product for it in 16 bits, beyond what autograd has of it
-    (`made`).
+def _peak(plan: Plan, block: Block, peak_live: float, wide: int) -> tuple[float, float]:
+    """(live memory, gradients of its weights) at the peak of both in the backward of a block and microbatch, of a
+    sample's `peak_live`. Gradients come into being one by one; where older ones are there already, each is added to
+    its own, DTensors not in place (isTensorSubclassLike in torch/csrc/autograd/functions/accumulate_grad.h).
     """
-    chunk = block.chunk
-    if chunk is None:
-        return 0.0
+    micro, state, several = plan.batch.microbatch, holding_of(plan), plan.batch.accumulate > 1
+    high = min(block.high.of(plan) * micro, LOSS_ROWS)
+    if plan.mesh.pp > 1 or not block.making:
+        counts = [math.prod(gathered(plan, weight)) for weight in block.weights if weight.trained]
+        return peak_live * micro + high, float(max(counts, default=0) * wide)
+    spared = block.peak_live.of(plan) - peak_live
+    in_place = several and not state.every and wide == types_of(plan).reduce
+    added = in_place if state.shards else several or state.buckets
+    twice = added and not state.shards and plan.mesh.tp > 1
+    moments = []
+    for (live, weights), (after, _) in zip(block.making, (*block.making[1:], block.making[-1]), strict=True):
+        sizes = [math.prod(gathered(plan, weight)) * wide * weight.trained for weight in weights]
+        made = sum(sizes[-1:] if added else sizes)
+        made += sum(sizes[-1:]) * (twice + sum(_drags(plan, weight) for weight in weights[-1:]))
+        # copies of autocast end with the gradients of their weights
+        freed = sum(sizes[:-1]) / wide * types_of(plan).compute * (types_of(plan).autocast and not state.shards)
+        moments.append(((live.of(plan) - spared) * micro + high * (not weights) - freed, made))
+        if weights and _stacks(plan, weights[-1]):
+            moments.append(((after.of(plan) - spared) * micro - freed, made + sizes[-1]))
+    return max(moments, key=sum)
+
+
+def _drags(plan: Plan, weight: Weight) -> int:
+    """How often a gradient's memory holds it, beside itself: that of rows of an embedding is a view of all rows."""
+    return (plan.mesh.tp - 1) * (weight.embedding and weight.tp == 0)
+
+
+def _stacks(plan: Plan, weight: Weight) -> bool:
+    """Whether the gradients of experts are made one by one, then stacked (dtrain.model.moe.by_expert)."""
+    aligned = not any(dim * types_of(plan).compute % 16 for dim in weight.shape[1:])
+    return weight.experts and not (aligned and fact(plan.precision, "compute") == "bf16")
+
+
+def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float) -> tuple[float, float, float]:
+    """(bytes that a loss over chunks of logits leaves for its backward; those in its largest chunk; those of the
+    `largest` gradient of a weight that are neither).
+
+    Left is the gradient of the weight in fp32, formed in the forward but where the backward computes the chunks again.
+    In a chunk: the logits, of which a few rows are in fp32 too, the weight in the type of the products (`casts`), and
+    the gradient of the weight, beside a product for it in 16 bits.
+    """
     tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
     numbers = min(chunk.rows, tokens) * chunk.vocabulary / tp
-    weight, narrow = chunk.numbers / tp * chunk.trained, chunk.bytes < 4
+    weight, narrow = 4 * chunk.numbers / tp * chunk.trained, chunk.bytes < 4
     again, cpu, high = block.backward_work > (1 + chunk.trained) * block.work, plan.device == "cpu", 0.0
     # fp32 logits that are not needed again are overwritten, and those of a kernel exist nowhere
     if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
         high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
-    before = 4 * weight * (tokens > chunk.rows) * (narrow or tp > 1)  # the sum of other chunks
-    return numbers * chunk.bytes + max(0.0, max(high + before, (4 + chunk.bytes * narrow) * weight) - made)
+    before = weight * (tokens > chunk.rows)  # the sum of other chunks
+    live = numbers * chunk.bytes + casts + max(high + before, weight * (1 + chunk.bytes / 4 * narrow))
+    # autograd takes a gradient in fp32 as it is, and one in another type is a copy
+    if again:
+        return 0.0, max(0.0, live - largest), largest
+    largest *= largest < weight
+    return weight, max(weight, live - largest), largest
 
 
 def _activations(plan: Plan, block: Block, *, again: bool) -> tuple[float, float]:
@@ -174,9 +229,9 @@ class Place:
 
 
 def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
-    """The first and the last block of each run."""
+    """The first two and the last two blocks of each run: one inside it has neighbours on both sides."""
     for index, run in enumerate(blocks):
-        for done in {0, run.count - 1}:
+        for done in {0, min(1, run.count - 1), max(0, run.count - 2), run.count - 1}:
             before, behind = replace(run, count=done), replace(run, count=run.count - 1 - done)
             yield Place((*blocks[:index], before), replace(run, count=1), (behind, *blocks[index + 1 :]))
 
@@ -235,9 +290,14 @@ def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], spot: Spot, *
     accumulates them in addition to its buckets before the last microbatch.
     """
     if several or state.buckets:
-        gradients = total(blocks, "made") * (several + state.buckets)
-        return {"gradients": gradients, "gradients on their way": spot.coming}
-    return {"gradients": total(place.behind, "made") + spot.made + spot.coming}
+        gradients = total(blocks, "made") * (several + state.buckets) + total(blocks, "unused") * several
+        return {"gradients": gradients, "gradients on their way": spot.coming + _tied(place)}
+    return {"gradients": total(place.behind, "made") + _tied(place) + spot.made + spot.coming}
+
+
+def _tied(place: Place) -> float:
+    """The gradient of a head with the weight of the embedding waits for that of the first block, and for their sum."""
+    return total(place.behind, "tied") * (1 if total(place.before, "count") else 2)
 
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
@@ -267,10 +327,12 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], spot: Spot, 
     else:
         gradients = total(place.behind, "end", unit=True)
     sent = behind[0].sent if behind and (last or state.every) else 0.0
+    if several and state.every and not behind:  # a reduction waits for the next one, in another microbatch too
+        sent = total(blocks, "sent", unit=False)
     added = several and not state.every and place.block.made == place.block.summed  # one by one, by autograd
     return {
         "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
-        "gradients on their way": spot.made * (not added) + spot.coming + sent,
+        "gradients on their way": spot.made * (not added) + spot.coming + _tied(place) + sent,
     }  # fmt: skip
 
 
@@ -295,6 +357,7 @@ def _reduced(plan: Plan, place: Place, blocks: Sequence[Sizes], *, several: bool
     if not place.block.unit:
         return {}
     state, root = holding_of(plan), total(place.behind, "made", unit=False)
+    shards = plan.mesh.dp_shard * plan.mesh.cp
     if several and state.every:
         gradients = total(blocks, "end")
     elif several:
@@ -304,8 +367,9 @@ def _reduced(plan: Plan, place: Place, blocks: Sequence[Sizes], *, several: bool
         gradients = total(place.behind, "end", unit=True)
     block = place.block
     copied = (block.made if state.every or not several else block.summed) + block.sent
-    # gloo reduces a copy of what is sent
-    way = max(copied, block.sent * (1 + (plan.device == "cpu")) + block.end)
+    # gloo reduces a copy of what is sent, and `foreach_reduce` has the last gradient in a variable
+    gloo = plan.device == "cpu" and shards > 1
+    way = max(copied, block.sent * (1 + gloo) + block.end + block.last * (shards > 1)) + _tied(place)
     return {
         "activations": total(place.before, "saved"), "gradients": gradients + root,
         "gathered blocks": _gathered(state, place, blocks, last=True, own=False), "gradients on their way": way,

@@ -137,6 +137,10 @@ class LayoutBytes:
         return (self.whole + stream + self.inside / tp + logits) / plan.mesh.cp
 
 
+Making = tuple[tuple[LayoutBytes, tuple[Weight, ...]], ...]
+"""(peak live memory of a backward between one gradient of a weight and the next, weights that have theirs by then)"""
+
+
 @dataclass(frozen=True)
 class Block:
     """`count` equal modules in a row; all figures are for one of them and one sample.
@@ -149,7 +153,9 @@ class Block:
     for that of the weights; `ends`: the part of both that is not needed if no block follows; `transient`: what else
     lives in it at its peak, 0 if not known. `peak_live`: peak live memory of the backward; `moments`
     of it, where a trace saw them: (bytes alive beyond what blocks before it saved; numbers of complete gradients of
-    weights, beyond those of blocks behind it; numbers of gradients of weights on their way).
+    weights, beyond those of blocks behind it; numbers of gradients of weights on their way); `making`: its parts, where
+    formulas give them. `ties`: weights of another block that it uses too; `high`: logits that a loss casts to fp32, a
+    few rows at a time (dtrain.objective.vocabulary).
 
     `widened`: bytes of weights of norms that autocast copied to fp32; `uses`: how often one forward runs it;
     `grad_out`: it has a backward; `stays`: it is the last one in the model's lists but not the last to run; `chunk`: of
@@ -181,6 +187,9 @@ class Block:
     chunk: Chunk | None = None
     widened: int = 0
     moments: tuple[tuple[float, float, float], ...] = ()
+    high: LayoutBytes = LayoutBytes()
+    ties: tuple[Weight, ...] = ()
+    making: Making = ()
     operators: int = field(default=0, compare=False)
 
     @property

@@ -79,7 +79,7 @@ class Largest(TorchDispatchMode):
 def test_of_logits_in_16_bits_a_few_rows_at_a_time_are_in_fp32(
     dtype: torch.dtype, ignored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "CHUNK_BYTES", 3 * 13 * 4)  # of ten
+    monkeypatch.setattr(vocabulary, "LOSS_ROWS", 3 * 13 * 4)  # of ten
     logits, targets = drawn(13, scale=8.0, dtype=dtype), targets_of(13, ignored)
     loss, gradient = of_torch(logits, targets)
     leaf = logits.clone().requires_grad_()

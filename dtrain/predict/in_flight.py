@@ -8,7 +8,7 @@ their backward.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
@@ -63,8 +63,8 @@ def pipelined(
     for moment in _in_flight(plan, flights, rank):
         yield "backward", base | moment
     if state.shards:
-        way = max(size.sent for size in blocks) + total(blocks, "end")
-        yield "reduction", base | {"gradients": total(blocks, "summed"), "gradients on their way": way}
+        for moment in _reductions(stages, 1 + (plan.device == "cpu")):
+            yield "reduction", base | moment
 
 
 def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, handed: Sequence[float]) -> Flight:
@@ -117,6 +117,23 @@ def _returned(plan: Plan, shapes: Shapes) -> float:
     return shapes.returns.of(plan) * plan.batch.microbatch
 
 
+def _reductions(stages: Sequence[Sequence[Sizes]], buffers: int) -> Iterator[Moment]:
+    """Memory while the gradients of one unit after the other are reduced, the last stage's first, of a stage those of
+    the root. A unit is freed before, and its gradients are in `buffers`: gloo reduces a copy of what is sent.
+    """
+    left = [size for stage in stages for size in stage]
+    whole, summed, done = total(left, "whole"), total(left, "summed"), 0.0
+    for stage in reversed(stages):
+        for unit in ([size for size in stage if not size.unit], *([size] for size in stage if size.unit)):
+            one = [replace(size, count=min(1, size.count)) for size in unit]
+            yield {
+                "gathered blocks": whole - total(one, "whole"), "gradients": summed,
+                "gradients on their way": buffers * total(one, "sent") + done + total(one, "end"),
+            }  # fmt: skip
+            whole, summed = whole - total(unit, "whole"), summed - total(unit, "summed")
+            done += total(unit, "end")
+
+
 def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:
     """The moments of a rank when it holds the most, and when it holds the most activations."""
     count, shape, pp = plan.batch.accumulate, plan.pipeline, plan.mesh.pp
@@ -144,7 +161,7 @@ def _held(each: Flight, counts: Sequence[int]) -> float:
 def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
     """The moments of a schedule that begins the backwards after all `count` forwards, in the last stage."""
     flying = count * sum(each.saved + each.sent for each in flights)
-    yield {"activations": flying}
+    yield {"activations": flying + flights[-1].received}
     for place in reversed(range(len(flights))):
         here = flights[place]
         for done in {0, min(1, count - 1)}:

@@ -146,7 +146,8 @@ def _peak(plan: Plan, block: Block, peak_live: float, wide: int) -> tuple[float,
     """
     micro, state, several = plan.batch.microbatch, holding_of(plan), plan.batch.accumulate > 1
     high = min(block.high.of(plan) * micro, LOSS_ROWS)
-    if plan.mesh.pp > 1 or not block.making:
+    halves = plan.mesh.pp > 1 and fact(plan.pipeline.order, "splits_backward")
+    if halves or not block.making:
         counts = [math.prod(gathered(plan, weight)) for weight in block.weights if weight.trained]
         return peak_live * micro + high, float(max(counts, default=0) * wide)
     spared = block.peak_live.of(plan) - peak_live

@@ -92,6 +92,13 @@ DRAWN = (
     "remat=full precision=fp16 optim=adamw model.width=128 model.heads=2 model.layers=4 model.hidden=160 model.tied=true data.vocab=4096 data.sequence=512 batch=4 accumulate=2 objective.chunk=512",
     "devices=2 strategy=zero1 model=moe mesh.cp=2 context.attention=ring precision=bf16_true optim=adamw model.width=192 model.heads=2 model.kv_heads=2 model.layers=5 model.experts=4 data.vocab=4096 data.sequence=32 batch=1 model.hidden=null",
     "devices=2 strategy=fsdp strategy.reduce=last model=moe mesh.ep=2 optim=adamw model.width=32 model.heads=2 model.layers=4 model.experts=8 data.vocab=8192 data.sequence=32 batch=4 model.hidden=null",
+    "devices=2 mesh.pp=2 strategy=ddp pipeline.schedule=gpipe accumulate=8 precision=bf16_true optim=muon model.width=32 model.heads=4 model.layers=5 model.kv_heads=2 model.hidden=64 data.sequence=32 batch=32",
+    "devices=2 mesh.pp=2 strategy=ddp pipeline.schedule=looped_bfs accumulate=3 remat=full precision=bf16_true optim=muon model.layers=5 model.hidden=64 data.vocab=8192 data.sequence=32 batch=6",
+    "devices=2 mesh.pp=2 strategy=pipeline pipeline.schedule=zbv accumulate=2 precision=bf16 optim=muon model.width=128 model.heads=4 model.layers=5 model.kv_heads=2 model.hidden=320 data.vocab=8192 batch=2",
+    "devices=2 mesh.pp=2 strategy=pipeline accumulate=4 model=moe model.width=128 model.heads=4 model.layers=3 model.hidden=256 model.experts=8 model.shared=1 data.vocab=8192 batch=16",
+    "devices=4 mesh.pp=2 strategy=fsdp pipeline.schedule=gpipe accumulate=8 remat=budget precision=fp16 model.width=128 model.heads=4 model.layers=2 model.kv_heads=2 model.hidden=320 data.vocab=8192 data.sequence=32 batch=64",
+    "devices=4 mesh.pp=2 mesh.cp=2 strategy=fsdp accumulate=4 model=moe optim=muon model.layers=3 model.hidden=64 model.experts=8 data.vocab=4096 data.sequence=32 batch=16",
+    "devices=4 mesh.pp=2 mesh.tp=2 strategy=fsdp pipeline.schedule=gpipe accumulate=2 model=moe tensor.loss=split remat=full optim=adafactor ema=0.99 model.width=128 model.layers=2 model.kv_heads=2 model.hidden=256 model.experts=4 model.shared=1 data.sequence=512 batch=4",
 )  # fmt: skip
 """Drawn at random (tests/bench/RESULTS.md): each was off by more than 5% for a cause of its own."""
 _DATA = (

@@ -130,8 +130,8 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
 
 
 def _spots(plan: Plan, block: Block, peak: float, more: float, made: float) -> Iterator[Spot]:
-    """Those that a trace saw, which runs no chunks of a loss. `peak`: peak live memory of one sample, beside which there is `more`; bytes of the
-    gradients that are `made` in all.
+    """Those that a trace saw, which runs no chunks of a loss. `peak`: peak live memory of one sample, beside which
+    there is `more`; bytes of the gradients that are `made` in all.
     """
     micro, whole = plan.batch.microbatch, sum(vars(block.peak_live).values())
     highest, each = block.peak_live.of(plan), made / block.trained if made else types_of(plan).param

@@ -2,6 +2,10 @@
 and only then torch is imported.
 """
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +18,7 @@ from dtrain.predict import formulas, reference
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
+from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.weights.owner import owner_of
 
@@ -52,12 +57,27 @@ def _of_model(plan: Plan) -> Shapes:
     from dtrain.strategy import fsdp
     from dtrain.tracing.tracer import trace
 
-    if key not in _traced:
-        with trusting(plan.trust):
-            _traced[key] = trace(plan)
-    shapes, model = _traced[key]
-    if model is not None:
-        if fact(plan.strategy, "holds") == "shards" and plan.mesh.pp == 1:
-            fsdp.check(model)
-        check(model, plan.mesh, pipeline=plan.pipeline, tensors=plan.tensor)
+    with _printing_to_stderr():
+        if key not in _traced:
+            with trusting(plan.trust):
+                _traced[key] = trace(plan)
+        shapes, model = _traced[key]
+        if model is not None:
+            if fact(plan.strategy, "holds") == "shards" and plan.mesh.pp == 1:
+                fsdp.check(model)
+            check(model, plan.mesh, pipeline=plan.pipeline, tensors=plan.tensor)
     return shapes
+
+
+@contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """What a model prints goes to standard error, also below Python: standard output is for the plan."""
+    screen.say(end="")  # flushes
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

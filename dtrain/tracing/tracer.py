@@ -53,6 +53,8 @@ from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
 # the stack of an operator that fails without memory; the plan says which line of the model called it
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 
+FAILURES = Exception, SystemExit
+"""Whatever code of others raises; it may also end the process."""
 VALUE_ERRORS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 """Errors of a forward that depends on values of tensors."""
 
@@ -73,7 +75,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             if unknown and "auto" in plan.model.values():  # the data would decide these arguments
                 return Shapes((), 0, 0, 0, 0, 1, unknown=unknown), None
             raise
-        except Exception as error:
+        except FAILURES as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
@@ -139,7 +141,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
         return f"the forward takes no batch of one sample: {first_line(error)}"
     except VALUE_ERRORS as error:
         return f"the forward reads values of tensors, which a trace does not have, at {own(_frames(error))}"
-    except Exception as error:  # whatever else the user's forward does
+    except FAILURES as error:  # whatever else the user's forward does
         return f"the forward fails on tensors without memory: {_why(error)}"
     return ""
 
@@ -173,7 +175,7 @@ def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
         return source.take(np.array([0]), np.array([0])), source.facts, ""
     except WordsError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         return {}, {}, f"the data cannot be read here: {_why(error)}"
 
 
@@ -184,7 +186,7 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
         with precision.autocast(torch.device("cpu")):
             out = call(model, objective.inputs(twice))
             loss_of(objective, out, _compared(objective, out, twice))
-    except Exception:
+    except FAILURES:
         return False
     return True
 
@@ -209,7 +211,7 @@ def _compared(objective: Objective, out: Any, batch: Any) -> Any:
         return {**batch, "reference": objective.reference(out, batch).detach()}
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     """The error and its place in the code, as text."""
     if os.environ.get(environment.DEBUG):
         raise error
@@ -218,7 +220,7 @@ def _why(error: Exception) -> str:
     return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + where
 
 
-def _frames(error: Exception) -> list[tuple[FrameType, int]]:
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
     ours = __file__, notes.__file__
     return [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename not in ours]
 

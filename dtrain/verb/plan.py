@@ -28,8 +28,8 @@ from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
 from dtrain.storage.jsonl import clean
-from dtrain.tracing import shapes_of
 from dtrain.verb import best, why
+from dtrain.verb.best import shapes_of
 
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
@@ -49,9 +49,6 @@ def run(words: Sequence[str]) -> int:
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster, shapes_of)
-        if not more and plan.trust and formulas.shapes(plan) is None:
-            runs = f"planning runs code of {', '.join(plan.trust)}, which `trust` allows"
-            screen.complain(f"{runs}: it builds the model and reads one sample of the data.", begin="note: ")
         return plan, predict(plan, shapes_of(plan))
 
     plan, prediction = attempt()

@@ -1,5 +1,6 @@
 """Models of the user's own: their shapes from one run without memory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -293,3 +294,35 @@ def test_of_a_package_that_is_trusted_all_may_be_traced() -> None:
     )
     with pytest.raises(WordsError, match="the model cannot be built here: "):
         shapes_of(decided)
+
+
+class Noisy(Tower):
+    def __init__(self) -> None:
+        print("by Python")
+        os.write(1, b"by the system")
+        super().__init__()
+
+
+def test_what_a_model_prints_is_not_in_the_answer_of_a_command(capfd: pytest.CaptureFixture[str]) -> None:
+    shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Noisy"))
+    print("the answer")
+    said = capfd.readouterr()
+    assert said.out == "the answer\n"
+    assert "by Python" in said.err and "by the system" in said.err
+
+
+class Leaving(Tower):
+    def __init__(self, early: bool = True) -> None:
+        super().__init__()
+        if early:
+            sys.exit("bye")
+
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit("bye")
+
+
+def test_a_model_that_ends_the_process_is_an_error_with_its_place() -> None:
+    words = *WORDS, "model._target_=tracing.test_tracer.Leaving"
+    with pytest.raises(WordsError, match=r"cannot be built here: SystemExit: bye, at .*test_tracer.py:\d+ in __init__"):
+        shapes_of(plan(*words))
+    assert "the forward fails" in shapes_of(plan(*words, "model.early=false")).unknown

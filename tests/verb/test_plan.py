@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, Forked
 
+from dtrain import tracing
 from dtrain.__main__ import main
+from dtrain.verb import best
 
 BIG = [
     "model.layers=80",
@@ -211,9 +213,13 @@ def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypa
     assert "not predicted" not in before(own)
 
 
+@pytest.mark.parametrize("search", [(), ("devices=2",), ("best", "json", "devices=2")], ids=["one", "auto", "best"])
 def test_a_plan_says_before_it_runs_code_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], search: tuple[str, ...]
 ) -> None:
+    best._announce.cache_clear()
+    monkeypatch.setattr(tracing, "_traced", {})
+    monkeypatch.delitem(sys.modules, "said_first", raising=False)
     (tmp_path / "said_first.py").write_text(
         "import sys, torch\nprint('IT RUNS', file=sys.stderr)\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(4, 1)\n"
     )
@@ -226,7 +232,7 @@ def test_a_plan_says_before_it_runs_code_of_others(
         "data.outputs=1",
         "trust=[said_first]",
     ]
-    assert main(["plan", *own]) == 0
+    assert main(["plan", *search, *own]) == 0
     errors = capsys.readouterr().err
     assert errors.index("note: planning runs code of said_first") < errors.index("IT RUNS")
     assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0

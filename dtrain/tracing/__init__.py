@@ -71,7 +71,7 @@ def _of_model(plan: Plan) -> Shapes:
 
 @contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """What a model prints goes to standard error, also below Python: standard output is for the plan."""
+    """Output of a model goes to standard error, also below Python: standard output is for the plan."""
     screen.say(end="")  # flushes
     kept = os.dup(1)
     os.dup2(2, 1)

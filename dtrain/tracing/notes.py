@@ -22,12 +22,13 @@ from dtrain.objective.head import Deferred
 from dtrain.predict.shapes import Attention, Chunk, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
 from dtrain.tracing.operations import multiplications
-from dtrain.tracing.stand_ins import STAND_INS, FusedNorm, HeadLoss
+from dtrain.tracing.stand_ins import STAND_INS, FusedNorm, HeadLoss, normalized
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's fused attentions."""
 DEVICE = torch.ops.prim.device.default
+BATCH_NORM = torch.ops.aten.native_batch_norm.default
 OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
 HEADS = ("colwise_gather_output", "colwise_rep")
 VIEWS = {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Unsqueeze", "ToCopy")}
@@ -113,6 +114,8 @@ class Watch(TorchDispatchMode):
             self._meet(each, inputs, copy="_to_copy" in func.__name__)
         if func is OF_EMBEDDING:
             self._set_apart(outputs[0])
+        if func is BATCH_NORM:
+            self._share(outputs[1:])
         self._count(func, args, kwargs or {}, out)
         if self.backward or not outputs:
             return out
@@ -123,6 +126,13 @@ class Watch(TorchDispatchMode):
         if storage(outputs[0]) not in self._trained and any(storage(each) in self._trained for each in inputs):
             self.use_weight(outputs[0])
         return out
+
+    def _share(self, statistics: list[Tensor]) -> None:
+        """Statistics of a batch, which are as large for any number of samples."""
+        for each in statistics:
+            self._known.add(storage(each))
+            self.alive -= nbytes(each)
+            self.tables += nbytes(each)
 
     def chunked(self, logits: Deferred) -> None:
         """A head whose loss computes its logits a chunk at a time, in place of which a stand-in runs here: it leaves
@@ -314,7 +324,9 @@ class Watch(TorchDispatchMode):
 
 
 class Listener(TorchFunctionMode):
-    """Records every call of attention, under any of its names. `fused`: an RMS norm is one operator, as on a GPU."""
+    """Records every call of attention, under any of its names, and lets one sample through batch norms. `fused`: an RMS
+    norm is one operator, as on a GPU.
+    """
 
     def __init__(self, watch: Watch, *, fused: bool = False) -> None:
         super().__init__()
@@ -324,6 +336,8 @@ class Listener(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
             self._watch.attend(*args[:3], **named)
+        if func is F.batch_norm:
+            return normalized(*args, **(kwargs or {}))
         if func is F.rms_norm and self._fused:
             return self._norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

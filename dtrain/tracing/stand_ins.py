@@ -39,6 +39,21 @@ def grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
 STAND_INS = {BINCOUNT: confusion, LSTM: lstm, torch.ops.aten._grouped_mm.default: grouped}
 
 
+def normalized(
+    x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """F.batch_norm, which refuses a single value per channel in training, since its variance updates no buffer: a trace
+    has one sample, the run more.
+    """
+    if training and x.numel() == x.shape[1]:
+        for buffer in (mean, variance):
+            if buffer is not None:
+                buffer.add_(0)
+        mean = variance = None
+    return torch.batch_norm(x, weight, bias, mean, variance, training, momentum, eps, torch.backends.cudnn.enabled)
+
+
 class HeadLoss(torch.autograd.Function):
     """Zeros, `count` of them or one number, with the gradients of a head and its loss."""
 

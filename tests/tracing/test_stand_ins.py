@@ -53,3 +53,23 @@ def test_matrices_by_group_have_the_shapes_of_torch(a: tuple[int, ...], b: tuple
     ends = parted and torch.arange(parted // 4, parted + 1, parted // 4, dtype=torch.int32)
     operands = torch.zeros(a, dtype=torch.bfloat16), torch.zeros(b, dtype=torch.bfloat16)
     assert grouped(*operands, ends).shape == torch._grouped_mm(*operands, offs=ends).shape
+
+
+class Normal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_a_batch_norm_of_vectors_is_traced_though_one_sample_has_no_variance() -> None:
+    decided = plan(
+        *("data=synthetic", "objective=regression", "data.inputs=[24]", "data.outputs=3", "batch=512"),
+        *("data.samples=2048", "model._target_=tracing.test_stand_ins.Normal", "trust=[tracing]"),
+    )
+    (found,), shapes = ranks(1, count, decided), shapes_of(decided)
+    assert not shapes.unknown
+    assert sum(size for floating, size in shapes.moving if floating) == 2 * 64 * 4
+    assert memory(decided, shapes).activations == pytest.approx(found["kept"], rel=0.05)

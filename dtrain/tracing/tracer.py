@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules import transformer
 from torch.utils._pytree import tree_map_only
 
 from dtrain import secrets
@@ -119,6 +120,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
     try:
         with (
             _without_collector(),
+            _causal_masks(),
             _listening(model, listed, watch),
             watch,
             Listener(watch, fused=plan.device != "cpu"),
@@ -189,6 +191,19 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
     except FAILURES:
         return False
     return True
+
+
+@contextmanager
+def _causal_masks() -> Iterator[None]:
+    """torch's transformers look into the values of a mask; in a trace each is taken as causal, unless they are told."""
+    detect = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: (
+        mask is not None if is_causal is None else is_causal
+    )
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = detect
 
 
 @contextmanager

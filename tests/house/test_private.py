@@ -30,7 +30,7 @@ PRIVATE = {
     "_scaled_dot_product_flash_attention": "torch.ops.aten", "_scaled_dot_product_flash_attention_backward": "torch.ops.aten",
     "_scaled_dot_product_efficient_attention": "torch.ops.aten", "_scaled_dot_product_efficient_attention_backward": "torch.ops.aten",
     "_scaled_dot_product_flash_attention_for_cpu": "torch.ops.aten", "_scaled_dot_product_flash_attention_for_cpu_backward": "torch.ops.aten",
-    "_grouped_mm": "torch.ops.aten", "_Action": "torch.distributed.pipelining.schedules", "_ComputationType": "torch.distributed.pipelining.schedules",
+    "_grouped_mm": "torch.ops.aten", "_detect_is_causal_mask": "torch.nn.modules.transformer", "_Action": "torch.distributed.pipelining.schedules", "_ComputationType": "torch.distributed.pipelining.schedules",
     "_PipelineScheduleRuntime": "torch.distributed.pipelining.schedules",
     "_create_grad_recv_info": "torch.distributed.pipelining.PipelineStage",
     "_get_recv_ops": "torch.distributed.pipelining.PipelineStage",

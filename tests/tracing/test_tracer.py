@@ -326,3 +326,26 @@ def test_a_model_that_ends_the_process_is_an_error_with_its_place() -> None:
     with pytest.raises(WordsError, match=r"cannot be built here: SystemExit: bye, at .*test_tracer.py:\d+ in __init__"):
         shapes_of(plan(*words))
     assert "the forward fails" in shapes_of(plan(*words, "model.early=false")).unknown
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(13, 32), nn.Linear(32, 13)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.head(self.body(self.embedding(x), mask=mask))
+
+
+def test_a_transformer_of_torch_that_looks_into_its_mask_is_traced() -> None:
+    decided = plan(
+        *("data=synthetic", "data.task=next_token", "data.vocab=13", "data.sequence=32", "objective=next_token"),
+        *("model._target_=tracing.test_tracer.Masked", "trust=[tracing]", "batch=16"),
+    )
+    shapes = shapes_of(decided)
+    assert not shapes.unknown
+    (found,) = ranks(1, count, decided)
+    assert memory(decided, shapes).activations == pytest.approx(found["kept"], rel=0.05)

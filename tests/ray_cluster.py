@@ -63,7 +63,8 @@ def running() -> Iterator[Cluster]:
 
 
 def main(folder: str) -> None:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+    Path(folder, "ray").mkdir()  # for the file with its address, which Ray writes where nobody made a folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from ray.cluster_utils import Cluster
 

@@ -289,6 +289,7 @@ class Watch(TorchDispatchMode):
             self._known.add(key)
             self.part.widened += nbytes(tensor) * (tensor.itemsize > inputs[0].itemsize and not self.backward)
             self._trained |= {key} if storage(inputs[0]) in self._trained else set()
+            weakref.finalize(tensor.untyped_storage(), self._gone, key, 0)
             return
         layouts = {self._how(each) for each in inputs if storage(each) not in self._known} or {"stream"}
         self._layouts[key] = next(layout for layout in ("logits", "inside", "stream", "whole") if layout in layouts)
@@ -303,7 +304,8 @@ class Watch(TorchDispatchMode):
         """Forget a freed storage: another one may get its address."""
         self.alive -= size * (key not in self._known)
         self._coming -= size * (not self._gradients.pop(key, True))
-        self._known.discard(key)
+        for names in (self._known, self._trained, self._passed):
+            names.discard(key)
         for notes in (self._layouts, self._keepers, self._products, self._deferred_wgrad, self._born):
             notes.pop(key, None)
 

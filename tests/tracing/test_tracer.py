@@ -66,6 +66,13 @@ def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> No
     assert shapes.buffers == shapes.saved == 28
 
 
+def test_a_trace_is_the_same_again() -> None:
+    """Under autocast copies of weights come and go, and others get their addresses."""
+    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Tower", "precision=bf16")
+    first, *others = (tracer.trace(decided)[0].blocks for _ in range(5))
+    assert all(other == first for other in others)
+
+
 def test_equal_blocks_stand_together_and_the_rest_around_them() -> None:
     shapes = shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))
     assert [[weight.name for weight in block.weights][:1] for block in (shapes.blocks[0], shapes.blocks[-1])] == [

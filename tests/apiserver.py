@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from until import until
 
 VERSION = "1.33"
 GROUPS = {"v1": ("Secret", "Service", "Pod"), "batch/v1": ("Job",)}
@@ -40,9 +41,8 @@ def apiserver(folder: Path) -> Iterator[dict[str, str]]:
         pytest.skip("kubectl is not here. Type: apt-get install kubernetes-client")
     server = subprocess.Popen([sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
     try:
-        while not (folder / "config").exists():
-            assert server.poll() is None
-            time.sleep(0.05)
+        until(lambda: (folder / "config").exists() or server.poll() is not None)
+        assert server.poll() is None
         yield {"KUBECONFIG": str(folder / "config"), "KUBECACHEDIR": str(folder / "cache")}
     finally:
         server.communicate(timeout=60)
@@ -323,13 +323,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         with self.cluster.log(pod).open("rb") as log:
-            while True:
+            deadline, ended = time.monotonic() + 3600, False
+            while not ended and time.monotonic() < deadline:
+                time.sleep(0.05)
                 ended = self.cluster.processes[pod].poll() is not None
                 self.wfile.write(log.read())
                 self.wfile.flush()
-                if ended:
-                    break
-                time.sleep(0.05)
         self.close_connection = True
 
     def discover(self, path: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from launching import mentioning, started
 from mounts import Unsteady
 from safetensors.numpy import load
+from until import until
 
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import read_file
@@ -150,8 +151,7 @@ def survive(
 def _moment(process: "subprocess.Popen[str]", chance: random.Random, longest: float) -> None:
     """Let a random time pass: from now, while all may still be starting, or from when ranks live."""
     if chance.random() < 0.7:
-        while process.poll() is None and not family(process.pid)["rank"]:
-            time.sleep(0.02)
+        until(lambda: process.poll() is not None or family(process.pid)["rank"], pause=0.02)
     at = time.monotonic() + chance.uniform(0.0, longest)
     while process.poll() is None and time.monotonic() < at:
         time.sleep(0.005)

@@ -125,8 +125,8 @@ class Group(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Flushes what is queued, which waits for the others."""
-        while self.broken:
-            time.sleep(1)
+        if self.broken:
+            time.sleep(600)
 
     def abort(self) -> None:
         pass

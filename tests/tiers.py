@@ -2,6 +2,8 @@
 
 @pytest.mark.often("tp 2", "*-muon")  # ids of cases, or patterns of them
 @pytest.mark.often("tp 2", others=pytest.mark.campaign("kills"))
+
+A test of another tier than the default may take longer.
 """
 
 from collections.abc import Iterator
@@ -9,6 +11,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+
+SECONDS = {"slow": 3600, "campaign": 900, "gpu": 300}
+"""Limit of a test by its tier; of the default tier it is `timeout` in pyproject.toml."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        seconds = next((limit for tier, limit in SECONDS.items() if item.get_closest_marker(tier)), None)
+        if seconds and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(seconds))
 
 
 @pytest.hookimpl(wrapper=True)

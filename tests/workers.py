@@ -1,8 +1,12 @@
 """Tests run in forked workers: a process for each file, a few at a time, from one that has imported all files and run none.
 
 What a file's tests leave in memory ends with its process, so forking ranks from it stays cheap, and no test can lean on another file's.
+
+pytest-timeout fails a test that is over its limit. Where it cannot, as in C++ code that never returns, the worker is made to print its stacks and to end;
+the next tests of the file run in another one.
 """
 
+import math
 import os
 import signal
 import time
@@ -11,9 +15,10 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 from dtrain.launcher.process import ended, fork, kill
 
@@ -29,6 +34,7 @@ LONGEST = (
 )  # fmt: skip
 """Files that begin first, in this order, so that no worker ends long after the others, and clusters of several engines do not start at once."""
 END_SECONDS = 30.0
+"""Given to the fixtures of a worker that is to end, and to a test that pytest-timeout has failed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,6 +110,7 @@ class _Worker:
         self.reports, reporting = Pipe(duplex=False)
         self.pid = fork(lambda: _work(session, items, reporting), "dtrain-tests")
         reporting.close()
+        self.deadline = math.inf
 
     def relay(self) -> bool:
         """Pass on what it has reported so far. False when it has ended."""
@@ -118,9 +125,15 @@ class _Worker:
                     config=self.config, data=arguments["report"]
                 )
             getattr(self.config.hook, hook)(**arguments)
+            if hook == "pytest_runtest_logstart":
+                self.deadline = time.monotonic() + _limit(self.items[0]) + END_SECONDS
             if hook == "pytest_runtest_logfinish":
+                self.deadline = math.inf
                 del self.items[0]
         if code is None:
+            if time.monotonic() > self.deadline:
+                self.deadline = math.inf
+                os.kill(self.pid, signal.SIGABRT)  # pytest has it print the stacks of all threads
             return True
         self.reports.close()
         if self.items:
@@ -135,10 +148,13 @@ class _Worker:
 
 
 class _Reporter:
-    """The plugin of a worker in the place of pytest's terminal: all hooks about results go to the process that forked it."""
+    """The plugin of a worker in the place of pytest's terminal: all hooks about results go to the process that forked it.
 
-    def __init__(self, config: pytest.Config, reports: Connection) -> None:
-        self.config, self.reports = config, reports
+    pytest-timeout writes stacks to `_tw`, the screen.
+    """
+
+    def __init__(self, config: pytest.Config, reports: Connection, screen: TextIO) -> None:
+        self.config, self.reports, self._tw = config, reports, create_terminal_writer(config, screen)
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
         self.reports.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
@@ -154,12 +170,19 @@ class _Reporter:
 def _work(session: pytest.Session, items: list[pytest.Item], reports: Connection) -> None:
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
-    plugins.register(_Reporter(session.config, reports))
     capture = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()  # its files are the parent's, and the other workers' too
+    screen = os.fdopen(os.dup(2), "w", buffering=1)
+    plugins.register(_Reporter(session.config, reports, screen), "terminalreporter")
     capture.start_global_capturing()
     with suppress(KeyboardInterrupt):  # whoever typed it is heard by the process that forked this one
         for item, following in zip(items, [*items[1:], None], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     with suppress(BaseException):  # after an interrupt, fixtures are still there
         session._setupstate.teardown_exact(None)
+
+
+def _limit(item: pytest.Item) -> float:
+    """Seconds after which pytest-timeout fails a test."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark else os.environ.get("PYTEST_TIMEOUT") or item.config.getini("timeout"))

@@ -147,13 +147,10 @@ def left(case: Case) -> Iterable[Finding]:
 def _has_command(pid: int) -> bool | None:
     """Whether the command that started this zygote or server is alive; None for any other process."""
     line, parent = _read(f"/proc/{pid}/cmdline"), _parent(pid)
-    parents_line = _read(f"/proc/{parent}/cmdline")
-    if forks := ZYGOTE.match(line):
-        return parent == int(forks[1])
-    server = SERVER.search(line)
-    if not server or SERVER.search(parents_line):  # agents and ranks are forked from the server
+    match = ZYGOTE.match(line) or SERVER.search(line)
+    if not match or line == _read(f"/proc/{parent}/cmdline"):  # a fork of it, such as an agent
         return None
-    return parent == int(server[1])
+    return parent == int(match[1])
 
 
 def _outward() -> str:

@@ -28,6 +28,7 @@ from dtrain.build import has_given
 from dtrain.config import environment, files
 from dtrain.errors import DtrainError, StoreError, WordsError, first_line, why
 from dtrain.launcher import process, zygote
+from dtrain.launcher.title import retitle
 from dtrain.planned import Plan
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import holding_of
@@ -174,7 +175,7 @@ def trace(plan: Mapping[str, Any], storage: str, path: str) -> None:
     it.
     """
     gc.disable()  # it would walk all that torch and transformers import, again and again: a tenth of the time
-    process.retitle("dtrain-trace")
+    retitle("dtrain-trace")
     with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     if not os.environ.get(environment.DEBUG):

@@ -55,18 +55,6 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
         os._exit(code)
 
 
-def retitle(title: str) -> None:
-    """Linux: show `title` as the command line of this process. A fork's is that of its parent, with all that was typed,
-    secrets too.
-    """
-    if sys.platform != "linux":
-        return
-    begin, end = (int(_stat(os.getpid(), field)) for field in (45, 46))  # arg_start and arg_end of proc(5)
-    if end > begin > 0:
-        text = title.encode()[: end - begin - 1]
-        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
-
-
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded here, because a child of a process with threads may not."""
 

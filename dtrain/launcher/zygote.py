@@ -23,6 +23,7 @@ from typing import Any
 
 from dtrain.build import locate
 from dtrain.launcher import process
+from dtrain.launcher.title import retitle
 from dtrain.launcher.warm import load
 from dtrain.lifecycle import signals
 
@@ -107,7 +108,7 @@ class Zygote:
 def _serve(parents: socket.socket, connection: socket.socket) -> None:
     """Answer the requests that come over the connection until it is closed: fork, or wait for, a child."""
     parents.close()
-    process.retitle(f"{NAME} {os.getppid()} {tempfile.gettempdir()}")
+    retitle(f"{NAME} {os.getppid()} {tempfile.gettempdir()}")
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)  # they are for the command, which passes them on
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     load()

@@ -18,9 +18,10 @@ from typing import Any
 from dtrain import secrets
 from dtrain.config.environment import BEGAN
 from dtrain.errors import DtrainError, LeaseError, StoreError, first_line
-from dtrain.launcher import pages, process, zygote
+from dtrain.launcher import pages, zygote
 from dtrain.launcher.run import finished
 from dtrain.launcher.run import run as run_plan
+from dtrain.launcher.title import retitle
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.result import Result, versions
@@ -51,7 +52,7 @@ def run(plan: Mapping[str, Any], config: str, environment: Mapping[str, str], st
     _print_to(folder / "log")
     options.take_over(storage)
     job = Plan.from_dict(plan)
-    process.retitle(f"dtrain-job {job.out}")
+    retitle(f"dtrain-job {job.out}")
     os.environ.update({**environment, BEGAN: str(time.monotonic())})
     outcome = _run(job, config)
     (folder / "new").write_text(json.dumps(outcome))

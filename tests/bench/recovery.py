@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from until import until
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from killing import family
 
@@ -51,14 +53,11 @@ def seconds(out: Path, command: int, target: str) -> float:
     """Kill one and wait for the first row of a later start."""
     metrics, before = out / "metrics.jsonl", len(starts(out))
     ahead = len(rows(metrics)) + 60
-    while len(rows(metrics)) < ahead:
-        time.sleep(0.01)
+    until(lambda: len(rows(metrics)) >= ahead)
     os.kill(family(command)[target][-1], signal.SIGKILL)
     begin = time.monotonic()
-    while len(starts(out)) == before:
-        time.sleep(0.002)
-    while rows(metrics)[-1]["step"] <= starts(out)[-1]["step"]:
-        time.sleep(0.002)
+    until(lambda: len(starts(out)) > before, pause=0.002)
+    until(lambda: rows(metrics)[-1]["step"] > starts(out)[-1]["step"], pause=0.002)
     return time.monotonic() - begin
 
 

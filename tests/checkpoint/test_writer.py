@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoint.test_sharded import alone, kept, sharded, state_on, whole
 from small import STRATEGIES, on_mesh
+from until import until
 
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import writer
@@ -180,8 +181,7 @@ def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch
         assert mesh.timeout == 60
         mesh._letters.set_timeout(timedelta(seconds=1))
         if mesh.rank == 1:  # it lives, and never saves
-            while mesh.kv_get(["over"]) is None:
-                time.sleep(0.01)
+            until(lambda: mesh.kv_get(["over"]) is not None)
             return ""
         checkpoint.save(state)
         with pytest.raises(StoreError) as caught:

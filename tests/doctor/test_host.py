@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from small import plan
+from until import until
 
 from dtrain.doctor import Case, Finding, host
 from dtrain.launcher import process, zygote
@@ -122,8 +123,7 @@ def test_a_server_whose_command_is_gone_is_told_and_another_is_not(left: bool) -
         [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)", *named], start_new_session=True
     )
     try:
-        while not host._read(f"/proc/{server.pid}/cmdline").endswith(f"{command}\0"):
-            time.sleep(0.01)
+        until(lambda: host._read(f"/proc/{server.pid}/cmdline").endswith(f"{command}\0"))
         advice = " ".join(finding.advice for finding in host.left(case()) if finding.text.startswith("processes"))
         assert (str(server.pid) in advice.split()) == left
     finally:
@@ -137,8 +137,7 @@ def test_a_zygote_whose_command_is_gone_is_told_and_another_is_not() -> None:
     living = zygote.Zygote()
     try:
         for pid in (orphan.pid, living.pid):
-            while not host.ZYGOTE.match(host._read(f"/proc/{pid}/cmdline")):
-                time.sleep(0.01)
+            until(lambda: host.ZYGOTE.match(host._read(f"/proc/{pid}/cmdline")))  # noqa: B023 - called at once
         findings = [(finding.text, finding.advice) for finding in host.left(case())]
         assert [str(orphan.pid) in advice.split() for text, advice in findings if text.startswith("processes")] == [
             True

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import torch
 from pool import resident
 from small import plan
+from until import until
 
 from dtrain.build import build
 from dtrain.cluster import Cluster
@@ -234,9 +234,8 @@ def test_killed_twice_on_four_ranks_it_writes_what_one_writes(tmp_path: Path) ->
         begun = commands.Forked(
             [*commands.COMMAND, *many], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
-        while not parts.exists() or len([*parts.iterdir()]) < least:
-            assert begun.poll() is None, "it ended before it was killed"
-            time.sleep(0.01)
+        until(lambda: begun.poll() is not None or (parts.exists() and len([*parts.iterdir()]) >= least))  # noqa: B023 - called at once
+        assert begun.poll() is None, "it ended before it was killed"
         os.kill(begun.pid, with_)
         assert begun.wait() == code
         assert not (tmp_path / "many.jsonl").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from commands import COMMAND
 from launching import WORDS, steps_of, wait_for_step
+from until import until
 
 pytestmark = pytest.mark.campaign("network")
 
@@ -128,8 +129,7 @@ def test_cut_for_good_the_side_that_can_go_on_does_and_the_other_has_ended_befor
     out = tmp_path / "run"
     with begun(cable, out, "nodes=1:2", "steps=100", "launcher.silence=3") as (near, far):
         cable.put("down")
-        while ranks_of(far.pid):
-            time.sleep(0.01)
+        until(lambda: not ranks_of(far.pid))
         gone = time.time()
         assert near.wait(300) == 0
     assert [event["ranks"] for event in starts(out)] == [2, 1]

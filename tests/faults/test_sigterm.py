@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import started, steps_of, wait_for_step
+from until import until
 
 from dtrain.checkpoint.commit import candidates, first
 
@@ -38,8 +39,7 @@ def listening(process: "subprocess.Popen[str]") -> bool:
 def terminated(out: Path, seconds: float, *words: str, steps: int | None, grace: float) -> tuple[int, str]:
     """The exit code and the output of a command that gets SIGTERM so many seconds after it could hear it, or after `steps` steps, and SIGKILL after the grace."""
     process = started(out, *WORDS, *words)
-    while not listening(process):
-        time.sleep(0.005)
+    until(lambda: listening(process), pause=0.005)
     if steps is not None:
         wait_for_step(out, steps)
     time.sleep(seconds)

@@ -11,8 +11,9 @@ from pathlib import Path
 import commands
 import pytest
 from killing import family, mentioning
-from sweep.test_engine import SMALL, begin, finished, jobs, result, wait_for
+from sweep.test_engine import SMALL, begin, finished, jobs, result
 from sweep.test_searches import KNOWN, SPACE, best, drawn
+from until import until
 
 pytestmark = pytest.mark.campaign("kills")
 
@@ -42,9 +43,11 @@ def test_whatever_is_killed_every_job_finishes_and_none_begins_again_after_that(
             "out_options.share=0.03",
             "out_options.kinds=[503,timeout,unanswered]",
         ]
+    deadline = time.monotonic() + 900
     while kills < KILLS and len(finished(root)) < 60:
+        assert time.monotonic() < deadline
         sweep = begin(tmp_path, *words, *place)
-        while sweep.poll() is None and kills < KILLS:
+        while sweep.poll() is None and kills < KILLS and time.monotonic() < deadline:
             time.sleep(chance.uniform(0.1, 0.6))
             victims = family(sweep.pid)[chance.choice(targets)]
             if victims and sweep.poll() is None:
@@ -53,7 +56,7 @@ def test_whatever_is_killed_every_job_finishes_and_none_begins_again_after_that(
                     kills += 1
         sweep.kill()
         sweep.communicate(timeout=60)
-        wait_for(lambda: not mentioning(str(tmp_path)))
+        until(lambda: not mentioning(str(tmp_path)))
         for lease in root.glob("*/lease/*.json"):  # an empty one is watched for half a minute
             if not lease.stat().st_size:
                 lease.unlink()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from until import until
 
 from dtrain.launcher import process
 
@@ -50,12 +51,8 @@ def test_how_a_child_ended_is_told() -> None:
         process.fork(lambda: os._exit(3)),
         process.fork(lambda: os.kill(os.getpid(), signal.SIGKILL)),
     ]
-    codes = []
-    for pid in pids:
-        while (code := process.ended(pid)) is None:
-            time.sleep(0.005)
-        codes.append(code)
-    assert codes == [0, 3, -signal.SIGKILL]
+    assert all(process.is_gone(pid, 120) for pid in pids)
+    assert [process.ended(pid) for pid in pids] == [0, 3, -signal.SIGKILL]
 
 
 def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: Path) -> None:
@@ -69,8 +66,7 @@ def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: P
 
     pid = process.fork(claim)
     folder = process.memory(scratch)
-    while not (folder / "lock").exists() or process.gone(folder, 0.01):
-        time.sleep(0.005)
+    until(lambda: (folder / "lock").exists() and not process.gone(folder, 0.01))
     process.remove_stale(tmp_path)
     assert folder.exists(), "its run lives"
     process.kill(pid)
@@ -86,8 +82,7 @@ def test_a_run_whose_server_was_killed_loses_nothing_to_one_that_starts_meanwhil
     scratch.mkdir()
     command = process.claim(scratch, "command")
     folder, server = process.memory(scratch), process.fork(lambda: (process.claim(scratch), time.sleep(600)))
-    while not (folder / "lock").exists() or process.gone(folder, 0.01):
-        time.sleep(0.005)
+    until(lambda: (folder / "lock").exists() and not process.gone(folder, 0.01))
     process.kill(server)
     assert process.gone(folder, 120), "no process of the server's lives"
     process.remove_stale(tmp_path)

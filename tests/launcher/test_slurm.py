@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import commands
@@ -13,6 +12,7 @@ import pytest
 import torch
 from commands import COMMAND, Forked
 from slurm import slurm
+from until import until
 
 import dtrain
 from dtrain.errors import PreflightError
@@ -36,7 +36,7 @@ def queue(cluster: dict[str, str]) -> Iterator[dict[str, str]]:
     """The variables of a command that sees an empty queue."""
     yield cluster
     asked(cluster, "scancel", "--user=root")
-    wait_until(lambda: not asked(cluster, "squeue", "--noheader"))
+    until(lambda: not asked(cluster, "squeue", "--noheader"))
 
 
 @pytest.fixture
@@ -48,13 +48,6 @@ def place(tmp_path: Path) -> Path:
 
 def asked(queue: dict[str, str], *command: str) -> str:
     return subprocess.run(command, env=queue, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def rows(out: Path) -> list[dict[str, float]]:
@@ -108,7 +101,7 @@ def test_two_commands_at_once_submit_one_job(queue: dict[str, str], place: Path)
 @pytest.mark.campaign("network")
 def test_a_command_that_follows_its_job_and_the_agents_are_small(queue: dict[str, str], place: Path) -> None:
     command = subprocess.Popen([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stdout=subprocess.DEVNULL)
-    wait_until(lambda: rows(place / "a"))
+    until(lambda: rows(place / "a"))
     assert memory(command.pid, "Rss") < 60 << 20 and "libtorch" not in Path(f"/proc/{command.pid}/maps").read_text()
     assert len(agents(place)) == 2
     assert all(memory(agent, "Private_Clean", "Private_Dirty") < 20 << 20 for agent in agents(place))
@@ -207,13 +200,13 @@ def test_a_job_that_is_preempted_comes_back_and_loses_no_step(queue: dict[str, s
     command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
     for number in range(1, 4):
         before = len(rows(place / "a"))
-        wait_until(lambda before=before: len(rows(place / "a")) > before + 10)  # type: ignore[misc]
+        until(lambda before=before: len(rows(place / "a")) > before + 10)  # type: ignore[misc]
         asked(queue, "sbatch", "--partition=hi", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
         job = job_of(place / "a")
-        wait_until(lambda job=job: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))  # type: ignore[misc]
+        until(lambda job=job: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))  # type: ignore[misc]
         asked(queue, "scontrol", "update", f"JobId={job}", "StartTime=now")
-        wait_until(lambda number=number: len(started(place / "a")) > number)  # type: ignore[misc]
-    wait_until(lambda: len(rows(place / "a")) > started(place / "a")[-1] + 10)
+        until(lambda number=number: len(started(place / "a")) > number)  # type: ignore[misc]
+    until(lambda: len(rows(place / "a")) > started(place / "a")[-1] + 10)
     os.kill(command.pid, signal.SIGINT)
     assert command.wait(120) == 130
     steps = [row["step"] for row in rows(place / "a")]
@@ -224,7 +217,7 @@ def test_a_job_that_is_preempted_comes_back_and_loses_no_step(queue: dict[str, s
 @pytest.mark.campaign("signals")
 def test_scancel_ends_a_job_for_good_and_its_state_is_saved(queue: dict[str, str], place: Path) -> None:
     command = Forked([*COMMAND, *LONG, "out=a"], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(rows(place / "a")) > 10)
+    until(lambda: len(rows(place / "a")) > 10)
     asked(queue, "scancel", job_of(place / "a"))
     assert command.wait(120) == 75
     assert not asked(queue, "squeue", "--noheader").split()
@@ -243,12 +236,12 @@ def test_a_run_that_ends_by_its_own_time_limit_gives_its_nodes_back(queue: dict[
 def test_a_job_that_its_time_limit_cuts_goes_on_in_another(queue: dict[str, str], place: Path) -> None:
     words = [*LONG, "launcher.time=2", "launcher.save_before=30", "out=a"]
     command = Forked([*COMMAND, *words], cwd=place, env=queue, stderr=subprocess.DEVNULL)
-    wait_until(lambda: rows(place / "a"))
+    until(lambda: rows(place / "a"))
     job = job_of(place / "a")
-    wait_until(lambda: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))
+    until(lambda: "PENDING" in asked(queue, "squeue", "--noheader", "--format=%T", f"--job={job}"))
     assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
     asked(queue, "scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until(lambda: len(started(place / "a")) > 1)
+    until(lambda: len(started(place / "a")) > 1)
     os.kill(command.pid, signal.SIGINT)
     assert command.wait(120) == 130
     steps = [row["step"] for row in rows(place / "a")]

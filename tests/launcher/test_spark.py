@@ -83,8 +83,9 @@ def test_the_secret_is_in_no_argument_and_in_no_file(
         [*COMMAND, *words, "steps=300", f"launcher.conf={logged}", "out=a"], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    seen = set[bytes]()
+    seen, deadline = set[bytes](), time.monotonic() + 300
     while command.poll() is None:
+        assert time.monotonic() < deadline
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 seen.add(entry.read_bytes())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from lifecycle.test_watchdog import world_timeout
 from pool import ranks
 from small import mesh_of
+from until import until
 
 from dtrain.backend.nccl import Nccl
 from dtrain.lifecycle import recorder
@@ -124,13 +124,11 @@ def late(folder: Path) -> dict[str, Any]:
                     watchdog.beat(step, 8 * step)
                     watchdog.rest()
                     mesh.barrier()
-                while world_timeout() != 4.0:  # before, gloo would wait longer than the watchdog
-                    time.sleep(0.01)
+                until(lambda: world_timeout() == 4.0)  # before, gloo would wait longer than the watchdog
                 mesh.sum(torch.zeros(1))
                 if mesh.rank == 0:
                     mesh.sum(torch.zeros(1))
-                while not [*folder.glob("failure-0-*.json")]:
-                    time.sleep(0.01)
+                until(lambda: [*folder.glob("failure-0-*.json")])
                 return watchdog._now()
         except RuntimeError:
             (left,) = folder.glob("failure-0-*.json")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from until import until
 
 from dtrain.errors import RankError
 from dtrain.launcher import process
@@ -23,12 +24,10 @@ def rank(tmp_path: Path) -> Iterator[Callable[[int, Any], int]]:
         def wait() -> None:
             signal.signal(signal.SIGUSR2, handler)
             failure.began(tmp_path, number)
-            while True:
-                time.sleep(1)
+            time.sleep(600)
 
         pids.append(process.fork(wait))
-        while not (tmp_path / f"began-{number}.json").exists():
-            time.sleep(0.01)
+        until((tmp_path / f"began-{number}.json").exists)
         return pids[-1]
 
     yield begin

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from pool import ranks
 from small import mesh_of
 from torch.distributed import distributed_c10d
+from until import until
 
 from dtrain.launcher.process import fork
 from dtrain.lifecycle import failure
@@ -112,7 +113,9 @@ def ask_until_it_waits(pid: int, folder: Path) -> None:
         collective = json.loads(report.read_text())["collective"] if report.exists() else None
         return collective is not None and "barrier" not in collective and "in sum" in stack.read_text()
 
+    deadline = time.monotonic() + 120
     while not waits():
+        assert time.monotonic() < deadline
         report.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
         for _ in range(500):
@@ -164,12 +167,10 @@ def late(folder: Path) -> str:
                     watchdog.beat(step, 8 * step)
                     watchdog.rest()  # or the watchdog would be as early
                     mesh.barrier()
-                while world_timeout() != 4.0:
-                    time.sleep(0.01)
+                until(lambda: world_timeout() == 4.0)
                 if mesh.rank == 0:
                     mesh.sum(torch.zeros(1))
-                while not [*folder.glob("failure-0-*.json")]:
-                    time.sleep(0.01)
+                until(lambda: [*folder.glob("failure-0-*.json")])
         except RuntimeError as error:
             return str(error)
     return ""

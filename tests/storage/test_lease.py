@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from launching import started, steps_of, wait_for_step
 from pool import ranks
 from servers import Server
+from until import until
 
 from dtrain.errors import LeaseError, StoreError
 from dtrain.launcher.process import fork
@@ -196,10 +197,10 @@ def test_storage_that_fails_for_a_while_is_a_warning(
     with lease.hold(out) as token:
         broken.set()
         seen = len(calls)
-        wait_until(lambda: len(calls) > seen + 5)
+        until(lambda: len(calls) > seen + 5)
         broken.clear()
         first = json.loads(store.read(f"{out}/lease/{token:08d}.json"))["renewed"]
-        wait_until(lambda: json.loads(store.read(f"{out}/lease/{token:08d}.json"))["renewed"] > first)
+        until(lambda: json.loads(store.read(f"{out}/lease/{token:08d}.json"))["renewed"] > first)
     assert capfd.readouterr().err.count("cannot be renewed") == 1
 
 
@@ -207,7 +208,7 @@ def test_storage_that_fails_for_a_while_is_a_warning(
 def test_a_lease_whose_folder_was_removed_is_written_again(out: str) -> None:
     with lease.hold(out):
         store.remove(out)
-        wait_until(lambda: store.exists(f"{out}/lease/00000001.json"))
+        until(lambda: store.exists(f"{out}/lease/00000001.json"))
 
 
 def test_after_the_folder_was_removed_another_owner_of_the_same_number_may_not_be_written_over(out: str) -> None:
@@ -243,13 +244,6 @@ def test_a_number_that_was_pruned_long_ago_is_worth_nothing(out: str) -> None:
             pass
     assert not lease._create(out, 2, lease._record())
     assert store.children(f"{out}/lease") == ["00000003.json"]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # the command
@@ -312,7 +306,7 @@ def race(out: str, log: Path, runs: int, *, dies: bool) -> list[str]:
         with log.open("a", buffering=1) as file:
             file.write(f"{token} begins\n")
             os.write(answers[1], b"won\n")
-            wait_until(lambda: log.with_suffix(".over").exists())
+            until(lambda: log.with_suffix(".over").exists())
             lease.verify(out)
             file.write(f"{token} ends\n")
         if dies:
@@ -355,12 +349,12 @@ def on_a_server(out: str, races: int, options: dict[str, Any] | None) -> list[st
     for number in range(races):
         url = f"{out}/{number}"
         store.write(f"{url}/ready-{rank}", b"")
-        wait_until(lambda url=url: store.exists(f"{url}/ready-{1 - rank}"))  # type: ignore[misc]
+        until(lambda url=url: store.exists(f"{url}/ready-{1 - rank}"))  # type: ignore[misc]
         try:
             with lease.hold(url):
                 lease.verify(url)
                 store.write(f"{url}/answered-{rank}", b"")
-                wait_until(lambda url=url: store.exists(f"{url}/answered-{1 - rank}"))  # type: ignore[misc]
+                until(lambda url=url: store.exists(f"{url}/answered-{1 - rank}"))  # type: ignore[misc]
             answers.append("won")
         except LeaseError:
             store.write(f"{url}/answered-{rank}", b"")

@@ -144,8 +144,9 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
     run = subprocess.Popen(
         [*COMMAND, *WORDS, "model=mlp", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
-    seen = b""
+    seen, deadline = b"", time.monotonic() + 120
     while run.poll() is None:
+        assert time.monotonic() < deadline
         for pid in descendants(run.pid):
             with contextlib.suppress(OSError):
                 seen += Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -77,7 +77,7 @@ def cut_in_chunks(connection: socket.socket) -> None:
 
 def in_drops(connection: socket.socket) -> None:
     connection.sendall(head(None))
-    while True:
+    for _ in range(2000):
         connection.sendall(b"#")
         time.sleep(0.05)
 

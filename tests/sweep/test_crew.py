@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +18,7 @@ import standalone
 from commands import COMMAND, Forked
 from slurm import slurm
 from ssh import hosts
+from until import until
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
@@ -48,13 +48,6 @@ def workers(place: Path) -> list[int]:
             if arguments[1:3] == [b"-m", b"dtrain.sweep.worker"] and (entry / "cwd").readlink() == place:
                 pids.append(int(entry.name))
     return pids
-
-
-def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place: Path) -> None:
     words = ["-m", *SMALL, "steps=1000", "seed=range(0,6)", "sweep.parallel=1", "sweep.out=s"]
     command = Forked([*COMMAND, *words, *engine], cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: results(place / "s"))
+    until(lambda: results(place / "s"))
     os.kill(workers(place)[0], signal.SIGKILL)
     said, complained = command.communicate(timeout=200)
     assert command.returncode == 0, complained
@@ -112,10 +105,10 @@ def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place:
 def test_ctrl_c_has_the_jobs_of_all_workers_save(engine: list[str], place: Path) -> None:
     words = ["-m", *SMALL, "steps=1000000", "seed=range(0,4)", "sweep.parallel=1", "sweep.out=s"]
     command = Forked([*COMMAND, *words, *engine], cwd=place, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len([*(place / "s").glob("seed-*/checkpoints/*/*/COMMIT.json")]) > 1)
+    until(lambda: len([*(place / "s").glob("seed-*/checkpoints/*/*/COMMIT.json")]) > 1)
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
-    wait_until(lambda: not workers(place), 20)
+    until(lambda: not workers(place), 20)
     ended = [json.loads(path.read_text())["status"] for path in (place / "s").glob("seed-*/result.json")]
     assert ended == ["preempted"] * 2
 
@@ -133,11 +126,11 @@ def test_twelve_jobs_on_an_array_of_two_survive_three_preemptions(tmp_path: Path
         words += ["sweep.workers=2", "launcher.save_before=0"]
         command = Forked([*COMMAND, *words], cwd=place, env=environment, text=True, stdout=subprocess.PIPE)
         for number in range(3):
-            wait_until(lambda: len(results(place / "s")) > 2 * number)  # noqa: B023 - it is called at once
+            until(lambda: len(results(place / "s")) > 2 * number)  # noqa: B023 - it is called at once
             before = asked("squeue", "--noheader", "--states=RUNNING", "--partition=main", "--format=%A").split()
             high = ["sbatch", "--parsable", "--partition=hi", "--nodes=2", "--exclusive", "--output=/dev/null"]
             job = asked(*high, "--wrap", "sleep 1").strip()
-            wait_until(lambda: job not in asked("squeue", "--noheader", "--format=%A").split())  # noqa: B023
+            until(lambda: job not in asked("squeue", "--noheader", "--format=%A").split())  # noqa: B023
             for task in before:
                 subprocess.run(["scontrol", "update", f"JobId={task}", "StartTime=now"], env=environment)
         said = command.communicate(timeout=300)[0]

@@ -15,6 +15,7 @@ import yaml
 from commands import COMMAND, Forked
 from killing import descendants, family, mentioning
 from pool import ranks
+from until import until
 
 from dtrain.config.environment import SWEEP_BEGAN
 from dtrain.storage import store
@@ -199,20 +200,13 @@ def begin(place: Path, *words: str) -> "subprocess.Popen[str]":
     return Forked([*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place)
 
 
-def wait_for(what: object, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.often("2-130")
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_sweep_that_is_asked_to_stop_saves_its_jobs_and_goes_on_later(number: int, code: int, tmp_path: Path) -> None:
     words = [*SMALL, "steps=4000", "seed=0,1,2", "sweep.parallel=2", "sweep.out=s"]
     sweep = begin(tmp_path, *words)
-    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
+    until(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
     os.kill(sweep.pid, number)
     _, error = sweep.communicate(timeout=60)
     assert sweep.returncode == code, error
@@ -289,7 +283,7 @@ def test_jobs_go_on_when_what_forks_them_is_killed(tmp_path: Path) -> None:
     sweep = begin(
         tmp_path, *SMALL, "steps=400", "seed=range(0,4)", "sweep.parallel=2", "sweep.out=s", "sweep.retries=2"
     )
-    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) >= 2)
+    until(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) >= 2)
     os.kill(family(sweep.pid)["zygote"][0], signal.SIGKILL)
     _, error = sweep.communicate(timeout=120)
     assert sweep.returncode == 0, error
@@ -307,7 +301,7 @@ def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothin
     root = str(tmp_path / "s") if storage == "disk" else f"{request.getfixturevalue('s3')}/stopped-{os.getpid()}"
     words = [*SMALL, "steps=20000", "seed=0,1", "sweep.parallel=1", f"sweep.out={root}", "checkpoint.every=2000"]
     first = begin(tmp_path, *words)
-    wait_for(lambda: ranks(1, contents, root, "COMMIT.json") != [{}])
+    until(lambda: ranks(1, contents, root, "COMMIT.json") != [{}])
     processes = [first.pid, *descendants(first.pid) - {first.pid}]
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)

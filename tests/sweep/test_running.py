@@ -9,7 +9,8 @@ import commands
 import pytest
 from commands import COMMAND
 from killing import mentioning
-from sweep.test_engine import SMALL, TROUBLE, jobs, starts, wait_for
+from sweep.test_engine import SMALL, TROUBLE, jobs, starts
+from until import until
 
 
 @pytest.mark.parametrize(
@@ -61,10 +62,10 @@ def test_the_next_start_removes_what_a_killed_engine_left(tmp_path: Path) -> Non
         env=environment,
         stdout=subprocess.DEVNULL,
     )
-    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
+    until(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait(60)
-    wait_for(lambda: not mentioning(str(tmp_path)))
+    until(lambda: not mentioning(str(tmp_path)))
     assert [*temporary.glob("dtrain-sweep-*")], "nothing was left, so nothing is shown"
     subprocess.run(
         [*COMMAND, "-m", *SMALL, "seed=0,1", "sweep.out=t"],

@@ -185,14 +185,16 @@ def test_killed_twenty_times_it_ends_with_the_same_digest(tmp_path: Path) -> Non
     assert run([*words, f"to={tmp_path / 'one'}", "workers=1"]) == 0
     to, random_ = tmp_path / "many", random.Random(0)
     kills = starts = 0
+    deadline = time.monotonic() + 600
     while not (to / shards.MANIFEST).exists():
+        assert time.monotonic() < deadline
         starts += 1
         program = subprocess.Popen(
             [sys.executable, "-m", "dtrain", "tokenize", *words, f"to={to}", "workers=2"],
             start_new_session=True, stdout=subprocess.DEVNULL, cwd=tmp_path,
         )  # fmt: skip
         seen = len(list(to.glob("*.bin"))) if to.exists() else 0
-        while kills < 20 and program.poll() is None:
+        while kills < 20 and program.poll() is None and time.monotonic() < deadline:
             time.sleep(random_.uniform(0.05, 0.4))
             workers = sorted(descendants(program.pid) - {program.pid})
             if workers and random_.random() < 0.3:

@@ -17,6 +17,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local.over import write_over
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.rounds import Rounds
+from dtrain.launcher.title import retitle
 from dtrain.launcher.warm import UnforkableError, warm
 from dtrain.planned import Plan
 from dtrain.secrets import screen
@@ -37,7 +38,7 @@ def main(parent: int, scratch: Path) -> None:
 
 def forked(request: dict[str, Any], scratch: str) -> None:
     """Serve the request in a child of the zygote."""
-    process.retitle(f"dtrain-server {scratch}")
+    retitle(f"dtrain-server {scratch}")
     try:
         serve(dict(request), Path(scratch))
     except UnforkableError as error:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from killing import below, over, served
 from launching import free_port, plan_of, steps_of, wait_for_step
+from until import until
 
 from dtrain.launcher import process
 from dtrain.launcher.local.agent import Agent, join
@@ -81,8 +82,7 @@ def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
     with served(
         plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=2
     ) as server:
-        while not below(server)["rank"]:
-            time.sleep(0.02)
+        until(lambda: below(server)["rank"], pause=0.02)
         with pytest.raises(TimeoutError, match="all 2 nodes of the run are there"):
             join(address, 0.1)
 

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from killing import below, leavings, over, served
 from launching import plan_of, steps_of, wait_for_step
+from until import until
 
 from dtrain.cluster import network
 from dtrain.errors import RankError
@@ -82,8 +82,7 @@ def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(RestartLog, "write", dies)
         with served(plan, tmp_path) as server:
-            while process.ended(server) is None:
-                time.sleep(0.02)
+            until(lambda: process.ended(server) is not None)
     with served(plan, tmp_path) as server:
         assert over(server, tmp_path)["error"] is None
 
@@ -102,8 +101,7 @@ def test_what_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with served(plan_of(out, *SLOW, "checkpoint.every=0"), tmp_path, restarts=1) as server:
         for number in range(2):
-            while not (tmp_path / f"round-{number}" / "began-1.json").exists():
-                time.sleep(0.01)
+            until((tmp_path / f"round-{number}" / "began-1.json").exists)
             os.kill(below(server)["rank"][0], signal.SIGKILL)
         assert over(server, tmp_path)["round"] == 1
     with pytest.raises(RankError, match=r"rank [01] was killed"):

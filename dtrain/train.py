@@ -82,7 +82,7 @@ def train(plan: Plan) -> Result:
             watchdog.beat(state.step, stream.seen)
             loss = training.step(stream, state.step)
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
-            norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total)
+            norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
             decision = spikes.decide(state.step, stream.first, loss, norm, total, now=last or due)
             watchdog.rest()

@@ -191,7 +191,7 @@ def steps_on(
         loss = training.step(training.stream, number)
         first = first or {name: whole_of(p.grad) for name, p in model.named_parameters() if p.grad is not None}
         scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
-        norm = clip(parameters, clip_at, scale=scale, stages=mesh.shape.pp)
+        norm = clip(parameters, clip_at, scale=scale, stages=mesh.shape.pp, news=loss.news)
         if precision.scale is None or precision.scale.accept(norm):
             training.optimizer.step()
         balance(balanced(model), mesh.sum)

@@ -14,10 +14,10 @@ from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
 from dtrain.hook import Hook, StepInfo, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
-from dtrain.loop.agreement import Unsaved
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
+from dtrain.loop.unsaved import Unsaved
 from dtrain.model import caveats
 
 

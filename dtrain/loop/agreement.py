@@ -8,8 +8,9 @@ ranks of the batch after every step: floating ones are averaged, others are thos
 evaluated and resumed is what every rank has. Buffers of modules that balance themselves (`dtrain.model.Balanced`), and
 buffers that are not saved, are left alone; of the latter `Unsaved` knows those that training changes.
 
-Each step costs one sum of one number over the hosts; more crosses ranks only when a rank's own facts changed since the
-last agreement.
+A rank's message has a number for each parameter, 1 if this rank reached it, and for each buffer, 1 if it began to
+change; of their sums it counts only whether they are 0. They need no collective of their own: a strategy sums them with
+the gradients, or else `clip` with the norm. A rank that reached everything reads no sums, so it waits for no device.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,77 +19,103 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, split_like
-from dtrain.model import Balanced, saved_buffers
+from dtrain.model import saved_buffers
+from dtrain.strategy import Carried
 
 
 class Agreement:
-    """All ranks call `begin` before the forward of a step and `settle` after its backward."""
+    """All ranks call `begin` before the forward of a step; after its backward `message`, and then `settle` with the sum
+    of the messages over the ranks of the batch. `every`: steps after which a GPU is asked whether a buffer of another
+    rank began to change.
+    """
 
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, model: nn.Module, mesh: Mesh, *, every: int = 1) -> None:
+        self._mesh, self._every, self._steps = mesh, 1 if mesh.device.type == "cpu" else every, 0
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._owners = [(module, name) for module, name, _ in saved_buffers(model)] if mesh.world > 1 else []
+        self._moving: list[int] = []
+        """The buffers that some rank has changed so far."""
+        self._still = list(range(len(self._owners)))
         self._before: list[tuple[Tensor, int]] = []
         self._first: list[Tensor] = []
-        self._begun = False
-        self._mine: frozenset[int] = frozenset()
-        self._unreached: frozenset[int] = frozenset()
-        self._moving: frozenset[int] = frozenset()
+        self._missed: list[int] = []
+        self._usual = torch.zeros(len(self._parameters) + len(self._owners), device=mesh.device)
+        self._usual[: len(self._parameters)] = 1
+        """The message of a rank that reached everything and changed no still buffer."""
+        self._changes: Tensor | None = None
+        """The part about buffers of the sums that have not been read."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in a message."""
+        return len(self._usual)
 
     def begin(self) -> None:
-        if not self._begun:
-            self._begun, self._first = True, [_read(buffer).clone() for buffer in self._buffers()]
-        if self._owners:
-            self._before = [(buffer, buffer._version) for buffer in self._buffers()]
+        buffers = [self._buffer(number) for number in self._still]
+        self._before = [(buffer, buffer._version) for buffer in buffers]
+        if not self._steps:
+            self._first = [_read(buffer).clone() for buffer in buffers]
+
+    def message(self, missing: Sequence[Collection[nn.Parameter]]) -> Tensor:
+        """This rank's message, which the caller does not change. `missing`: the parameters without a gradient in each
+        of the passes whose gradients crossed ranks.
+        """
+        self._missed = []
+        if missing and all(missing):
+            every_time = set.intersection(*({self._index[id(parameter)] for parameter in some} for some in missing))
+            self._missed = sorted(every_time)
+        changed = self._changed()
+        if not self._missed and not changed:
+            return self._usual
+        message = self._usual.clone()
+        message[self._missed] = 0
+        message[[len(self._parameters) + number for number in changed]] = 1
+        return message
 
     @torch.no_grad()
-    def settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
-        """`missing`: the parameters without a gradient in each of the passes whose gradients crossed ranks."""
-        if self._mesh.world == 1:
-            return
-        mine = frozenset[int]()
-        if missing:
-            mine = frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing))
-        changed = self._changed()
-        news = torch.tensor(float(mine != self._mine or not changed <= self._moving))
-        dist.all_reduce(news)
-        if news.item():
-            self._exchange(mine, changed)
-        for number in self._unreached:
-            self._parameters[number].grad = None
+    def settle(self, sums: Tensor) -> None:
+        if self._missed:
+            for number, count in zip(self._missed, sums[self._missed].tolist(), strict=True):
+                if not count:
+                    self._parameters[number].grad = None
+        if self._still:
+            changes = sums[len(self._parameters) :]
+            self._changes = changes.clone() if self._changes is None else self._changes + changes
+            if self._steps % self._every == 0:
+                self._move(self._changes.tolist())
+                self._changes = None
+        self._steps += 1
         if self._moving and self._mesh.batch_ranks > 1:
-            self._make_alike([_read(buffer) for number, buffer in enumerate(self._buffers()) if number in self._moving])
+            self._make_alike([_read(self._buffer(number)) for number in self._moving])
 
-    def _buffers(self) -> list[Tensor]:
-        return [module._buffers[name] for module, name in self._owners]  # type: ignore[misc]
+    def _buffer(self, number: int) -> Tensor:
+        module, name = self._owners[number]
+        buffer = module._buffers[name]
+        assert buffer is not None
+        return buffer
 
-    def _changed(self) -> frozenset[int]:
-        """Indices of the buffers that this step's forward changed.
+    def _move(self, counts: Sequence[float]) -> None:
+        """`counts`: of each buffer, not 0 if some rank changed it."""
+        if any(counts):
+            self._moving = sorted({*self._moving, *(number for number in self._still if counts[number])})
+            self._still = [number for number in self._still if not counts[number]]
+
+    def _changed(self) -> list[int]:
+        """The still buffers that this step's forward changed.
 
         Some kernels write without counting a version, BatchNorm's on the CPU among them: so the first step compares
         values, and later a buffer counts as changed when any of its module did.
         """
-        now = self._buffers()
-        modules = [id(module) for module, _ in self._owners]
-        pairs = zip(modules, now, self._before, strict=True)
-        touched = {module for module, each, (was, version) in pairs if each is not was or each._version != version}
-        if self._first:
-            values = zip(modules, now, self._first, strict=True)
-            touched |= {module for module, each, was in values if not torch.equal(_read(each), was)}
-            self._first = []
-        return frozenset(number for number, module in enumerate(modules) if module in touched)
-
-    def _exchange(self, mine: frozenset[int], changed: frozenset[int]) -> None:
-        flags = torch.zeros(len(self._parameters) + len(self._owners), dtype=torch.int32)
-        flags[[*mine, *(len(self._parameters) + number for number in changed)]] = 1
-        counts = self._mesh.sum(flags).tolist()
-        ranks = self._mesh.batch_ranks
-        self._mine = mine
-        self._unreached = frozenset(number for number in range(len(self._parameters)) if counts[number] == ranks)
-        self._moving |= {number for number in range(len(self._owners)) if counts[len(self._parameters) + number]}
+        touched, first, self._first = set[int](), self._first, []
+        for place, (number, (was, version)) in enumerate(zip(self._still, self._before, strict=True)):
+            now = self._buffer(number)
+            if now is not was or now._version != version or (first and not torch.equal(_read(now), first[place])):
+                touched.add(id(self._owners[number][0]))
+        return [number for number in self._still if id(self._owners[number][0]) in touched]
 
     def _make_alike(self, buffers: list[Tensor]) -> None:
         group = self._mesh.group("batch")
@@ -104,61 +131,68 @@ class Agreement:
             torch._foreach_copy_(same, split_like(flat, same))
 
 
-class Unsaved:
-    """Finds state that is neither shared nor saved: buffers with persistent=False that training keeps changing, and
-    plain numbers that count. A cache is filled once.
+class News:
+    """Brings the messages of a step to all ranks. Those that the strategy does not sum with the gradients are summed by
+    `clip`, which adds up `numbers` over all ranks beside the norm and calls `settle`. In the first step, and in a loop
+    of your own that does not give them to `clip`, they have a collective of their own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._counts: list[dict[str, float]] = []
-        self._modules = [(path, module) for path, module in model.named_modules() if not isinstance(module, Balanced)]
-        self._owners = {
-            f"{path}.{name}".removeprefix("."): (module, name)
-            for path, module in self._modules
-            for name in module._non_persistent_buffers_set
-        }
-        self._last = self._versions()
-        self._values: dict[str, Tensor] | None = None
+    def __init__(self, agreement: Agreement, mesh: Mesh) -> None:
+        self._agreement, self._mesh = agreement, mesh
+        self._stage = int(mesh.max(torch.tensor([float(agreement.size)])).item())
+        """Numbers of each stage of a pipeline: it has parameters of its own, and the norm is summed over all."""
+        self._passes: list[list[nn.Parameter]] = []
+        self._has_clip, self._is_open = False, False
+        self.numbers = torch.empty(0, device=mesh.device)
 
-    def changed(self) -> list[str]:
-        """Call after every step: after the second one, returns the names of buffers that both have changed."""
-        if not self._owners:
-            return []
-        now = self._versions()
-        last = {name: (id(buffer), version) for name, (buffer, version) in self._last.items()}
-        moved = [name for name, (buffer, version) in now.items() if last.get(name) != (id(buffer), version)]
-        if self._values is None:
-            self._last, self._values = now, {name: _read(now[name][0]).clone() for name in moved}
-            return []
-        self._owners, values, self._values = {}, self._values, {}
-        return sorted(name for name in moved if name in values and _differ(values[name], _read(now[name][0])))
+    def begin(self) -> None:
+        """A step begins. Raises WordsError if the last one was not settled."""
+        self._passes = []
+        if self._is_open:
+            raise WordsError(
+                "loop: it gave the news of some steps to clip(..., news=loss.news), but not those of the last one. "
+                "Call clip in every step, before the optimizer."
+            )
+        self._agreement.begin()
 
-    def counted(self) -> list[str]:
-        """Call after every step: after the third one, returns the names of numeric attributes that both steps since the
-        first have changed.
-        """
-        if len(self._counts) == 3:
-            return []
-        counts: dict[str, float] = {}
-        for path, module in self._modules:
-            numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
-            counts |= {f"{path}.{name}".removeprefix("."): value for name, value in numbers.items()}
-        self._counts.append(counts)
-        if len(self._counts) < 3:
-            return []
-        first, second, _ = self._counts
-        return sorted(
-            name for name, value in counts.items() if first.get(name, value) != second.get(name, value) != value
-        )
+    def add(self, missing: list[nn.Parameter] | None) -> None:
+        """A pass begins, for which the strategy gives this list."""
+        if missing is not None:
+            self._passes.append(missing)
+        if isinstance(missing, Carried):
+            missing.message = lambda: self._agreement.message([missing])
 
-    def _versions(self) -> dict[str, tuple[Tensor, int]]:
-        buffers = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
-        return {name: (buffer, buffer._version) for name, buffer in buffers if buffer is not None}
+    def tell(self) -> "News | None":
+        """The backward is over on this rank. Returns what is left for `clip` to sum."""
+        mesh, agreement, last = self._mesh, self._agreement, self._passes[-1] if self._passes else None
+        if mesh.world == 1:
+            return None
+        if isinstance(last, Carried) and last.sums is not None:
+            agreement.settle(last.sums)
+            return None
+        message = agreement.message(self._passes)
+        if mesh.batch_ranks == 1:
+            agreement.settle(message)
+            return None
+        if not self._has_clip:
+            agreement.settle(mesh.sum(message.clone()))
+            return self
+        self._is_open, self.numbers = True, message
+        if mesh.shape.pp > 1:
+            self.numbers = message.new_zeros(mesh.shape.pp * self._stage)
+            self.numbers[self._part] = message
+        return self
 
+    def settle(self, sums: Tensor) -> None:
+        self._has_clip = True
+        if self._is_open:
+            self._is_open = False
+            self._agreement.settle(sums[self._part])
 
-def _differ(here: Tensor, there: Tensor) -> bool:
-    """Whether the shape is the same: a cache has grown with longer rows."""
-    return here.shape == there.shape and not torch.equal(here, there)
+    @property
+    def _part(self) -> slice:
+        first = self._mesh.coordinate["pp"] * self._stage
+        return slice(first, first + self._agreement.size)
 
 
 def _read(buffer: Tensor) -> Tensor:

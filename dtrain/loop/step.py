@@ -1,6 +1,6 @@
 """The forwards and backwards of one optimizer step: accumulation over microbatches, or a pipeline schedule."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from dtrain import compile
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.errors import WordsError
-from dtrain.loop.agreement import Agreement
+from dtrain.loop.agreement import Agreement, News
 from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
@@ -36,6 +36,8 @@ class StepLoss:
     sums: Mapping[str, Tensor]
     count: int
     drawn: Sequence[str] = ()
+    news: News | None = None
+    """For `clip`, if the strategy does not sum what ranks tell each other about the step."""
 
 
 Step = Callable[[Stream, int], StepLoss]
@@ -60,13 +62,16 @@ def make_step(
     seed: int,
     context: Context | None = None,
     reference: Compare | None = None,
+    every: int = 1,
 ) -> Step:
-    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
+    """(stream, step number) -> StepLoss; gradients of the mean over the whole batch, scaled, are in the model after it."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
-    agreement, again = Agreement(model, mesh), isinstance(model, Pipeline) and model.shape.waits
+    news = News(Agreement(model, mesh, every=every), mesh)
+    again, chunk = isinstance(model, Pipeline) and model.shape.waits, chunk_asked(objective)
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
+        news.begin()
         compile.begin()
         if context or not shapes:
             check(model, objective, share.microbatches[0], context, mesh, precision)
@@ -76,8 +81,6 @@ def make_step(
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         sums: dict[str, Tensor] = {}
-        missing: list[Collection[nn.Parameter]] = []
-        agreement.begin()
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
@@ -86,28 +89,26 @@ def make_step(
                 sums[name] = sums[name] + value if name in sums else value
             return loss.sum * weight
 
-        with deferring(chunk_asked(objective), again=again), context.active() if context else nullcontext():
+        with deferring(chunk, again=again), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
-                with strategy.sync(model, True) as absent:
+                with strategy.sync(model, True) as missing:
+                    news.add(missing)
                     model.step([inputs_of(objective, batch, context) for batch in batches], summed)
-                missing.append(absent or ())
             else:
                 for index, batch in enumerate(batches):
                     batch = batches[index] = compared(reference, batch, objective, context)
-                    with strategy.sync(model, index == len(batches) - 1) as absent:
+                    with strategy.sync(model, index == len(batches) - 1) as missing:
+                        news.add(missing)
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
                         _backward(loss)
-                    if absent is not None:
-                        missing.append(tuple(absent))
         if not shapes:
             drawn.extend(seeds.drawn(seed, number, mesh.batch_rank))
             shapes.update(agreed(objective, first, mesh))
         if not sums:  # a rank without the last stage knows no loss
             sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
-        agreement.settle(missing)
-        return StepLoss(sums, share.count, drawn)
+        return StepLoss(sums, share.count, drawn, news.tell())
 
     return step
 

@@ -3,6 +3,7 @@ bound.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,15 @@ from dtrain.errors import WordsError
 from dtrain.mesh.sharding import local, shards
 
 
+class News(Protocol):
+    """Numbers, [N], that tell the other ranks about a step, and what to do with their sums over all ranks."""
+
+    @property
+    def numbers(self) -> Tensor: ...
+
+    def settle(self, sums: Tensor) -> None: ...
+
+
 def clip(
     parameters: Sequence[nn.Parameter],
     bound: float | None,
@@ -19,14 +29,15 @@ def clip(
     scale: float = 1.0,
     stages: int = 1,
     beside: Tensor | None = None,
+    news: News | None = None,
 ) -> Tensor:
     """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim,
     fp32.
 
     Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one
     number over all ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank
-    holds everything there is none. `beside`, 0-dim and fp32, is summed over all ranks in place; it travels in the same
-    collective, or in one of its own where there is none.
+    holds everything there is none. `beside`, 0-dim and fp32, is summed over all ranks in place, and `news` are settled;
+    both travel in the same collective, or in one of their own where there is none.
     """
     pieces: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
@@ -37,22 +48,19 @@ def clip(
             pieces.setdefault((shards(parameter.grad), wide), []).append(piece)
     norms: dict[int, Tensor] = {}
     for (cut, wide), group in pieces.items():
-        norm = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
         norms[cut] = torch.hypot(norms[cut], norm) if cut in norms else norm
-    if stages == 1 and all(cut == 1 for cut in norms):
+    is_whole = stages == 1 and all(cut == 1 for cut in norms)
+    if is_whole:
         norm = norms[1] if norms else torch.zeros((), device=_device(parameters))
-        if beside is not None and dist.get_world_size() > 1:
-            dist.all_reduce(beside)
+        square = norm[None][:0]
     else:
         ranks = dist.get_world_size() // stages
         squares = (norm**2 * (cut / ranks) for cut, norm in norms.items())
-        square = sum(squares, torch.zeros((), device=_device(parameters)))
-        # offloaded gradients are on the CPU, `beside` is not
-        both = square[None] if beside is None else torch.stack([square, beside.to(square.device)])
-        dist.all_reduce(both)
-        norm = both[0].sqrt()
-        if beside is not None:
-            beside.copy_(both[1])
+        square = sum(squares, torch.zeros((), device=_device(parameters))).view(1)
+    sums = _summed(square, beside, news)
+    if not is_whole:
+        norm = sums[0].sqrt()
     if scale != 1.0:
         norm = norm / scale
     if bound is not None or scale != 1.0:
@@ -60,6 +68,20 @@ def clip(
         for group in pieces.values():
             torch._foreach_mul_(group, factor / scale if scale != 1.0 else factor)
     return norm
+
+
+def _summed(square: Tensor, beside: Tensor | None, news: News | None) -> Tensor:
+    """`square`, [1] or [0], over all ranks, which `beside` and `news` are given theirs of too."""
+    numbers = [square, *([] if beside is None else [beside[None]]), *([] if news is None else [news.numbers])]
+    # offloaded gradients are on the CPU, the others are not
+    sums = torch.cat([each.to(square.device) for each in numbers]) if len(numbers) > 1 else square
+    if len(sums) and dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    if beside is not None:
+        beside.copy_(sums[len(square)])
+    if news is not None:
+        news.settle(sums[len(sums) - len(news.numbers) :])
+    return sums
 
 
 def _norms(pieces: list[Tensor], wide: torch.dtype) -> tuple[Tensor, ...]:

@@ -157,10 +157,8 @@ def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Itera
 
 def _ddp(view: View) -> Iterator[Call]:
     """DistributedDataParallel: buckets from the last weight to the first."""
-    sizes = list[int]()
-    for block, _ in view.blocks:
-        sizes += [weight.count * view.types.param for weight in block.weights if weight.trained] * block.count
-    if sizes:
+    if view.weights:
+        sizes = [_message(view, view.rank) * view.types.param, *(w.count * view.types.param for w in view.weights)]
         yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))
 
 
@@ -172,9 +170,15 @@ def _averaged(view: View) -> Iterator[Call]:
             apart = axis == "expert_shard"
             mine = [one for one in block.weights if one.trained and (one.experts and view.plan.mesh.ep > 1) == apart]
             each += [math.prod(gathered(view.plan, weight)) * view.types.param for weight in mine] * block.count
+    sizes["batch"].append(4 * _message(view, view.rank))
     for axis, each in sizes.items():
         if each:
             yield Call(axis, "all_reduce", "gradients", _buckets(each, _bucket(view.plan)), sum(each))
+
+
+def _message(view: View, rank: int) -> int:
+    """Numbers in what a rank with this pipeline rank tells the others about a step (dtrain/loop/agreement.py)."""
+    return len(View(view.plan, view.shapes, rank, view.every).weights) + view.shapes.saved_buffers
 
 
 def _bucket(plan: Plan) -> int:
@@ -358,15 +362,17 @@ def _muon(view: View, weight: Weight, size: int) -> Iterator[Call]:
 
 
 def _loop(view: View) -> Iterator[Call]:
-    """Gradient norm, with the loss if spikes of it are detected; buffers, and periodic agreements."""
+    """Gradient norm, beside the loss if spikes of it are detected and, where the strategy does not sum them, the
+    messages about a step; buffers, and periodic agreements.
+    """
     plan, mesh = view.plan, view.plan.mesh
     beside = plan.spike.get("sigma") is not None
     split = mesh.pp > 1 or mesh.ep > 1 or mesh.tp > 1 or (view.holding.shards and mesh.dp_shard * mesh.cp > 1)
-    yield Call("world", "all_reduce", "agreement on what was reached", 1, 4)
     for floating, size in view.shapes.moving:
         yield Call("batch", "all_reduce" if floating else "broadcast", "buffers", 1, size)
+    told = mesh.pp * max(_message(view, rank) for rank in range(mesh.pp)) if view.holding.shards else 0
     if split or beside:
-        yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside))
+        yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside + told * (mesh.batch > 1)))
     counted = not fact(plan.data, "dense") and fact(plan.data, "loading") == "step"
     if counted and not plan.data.get("workers"):
         yield Call("batch", "all_reduce", "targets that count", 1, 8, "data")

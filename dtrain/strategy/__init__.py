@@ -2,13 +2,30 @@
 step treats them alike.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from dtrain.mesh import Mesh
+from dtrain.model import saved_buffers
 from dtrain.precision import Precision
+
+
+class Carried(list[nn.Parameter]):
+    """The parameters for which this rank had no gradient, of a strategy that sums a message of each rank with the
+    gradients. `message()` is called once the list is complete, and has as many numbers as `carried` counts; `sums`: of
+    these over the ranks of the batch, perhaps divided.
+    """
+
+    message: Callable[[], Tensor] | None = None
+    sums: Tensor | None = None
+
+
+def carried(model: nn.Module) -> int:
+    """Numbers in a message: one for each trained parameter and each saved buffer."""
+    return sum(parameter.requires_grad for parameter in model.parameters()) + len(saved_buffers(model))
 
 
 class Strategy(Protocol):
@@ -39,6 +56,6 @@ class Strategy(Protocol):
         reduced only in the `last` one of a step.
 
         All ranks average the same parameters. If gradients were reduced, the list has at the end the parameters for
-        which this rank had no gradient.
+        which this rank had no gradient; it may be `Carried`.
         """
         ...

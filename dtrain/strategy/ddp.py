@@ -6,7 +6,7 @@ parameters.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, Literal, cast
 
@@ -20,6 +20,7 @@ from dtrain.mesh.sharding import local, reduced, split_like
 from dtrain.model.adapted import packed
 from dtrain.model.moe import Experts, experts_of
 from dtrain.precision import Precision
+from dtrain.strategy import Carried, carried
 from dtrain.strategy.units import EXPERTS, Order
 
 # in depthwise convolutions, strides of dims of size 1 differ from the bucket's: users can do nothing about it
@@ -39,6 +40,9 @@ class DDP:
         sum)."""
         self._orders: list[Order] = []
         self._trained: list[nn.Parameter] = []
+        self._message: nn.Parameter | None = None
+        """Its gradient is the sum of the ranks' messages, in the bucket that is reduced last."""
+        self._is_accumulating = False
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return
@@ -60,13 +64,16 @@ class DDP:
                         module.exchange = order.followed(name, module.exchange)
             return model
         self._trained.extend(trained)
+        self._message = nn.Parameter(torch.zeros(carried(model), device=mesh.device, dtype=trained[0].dtype))
         if narrow := packed(model):  # meta parameters, and buffers that every rank has read for itself
             layers = {name.removesuffix("weight") for name in narrow}
             held = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] + "." in layers]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*narrow, *held])
+        model.register_parameter("_message", self._message)  # while DistributedDataParallel lists the parameters
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
+        del model._parameters["_message"]
         wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
-        _settle_buckets(wrapped, trained)
+        _settle_buckets(wrapped, [self._message, *trained])
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
@@ -74,33 +81,55 @@ class DDP:
             return self._average()
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
-        return self._complete() if last else cast(AbstractContextManager[None], model.no_sync())
+        if not last:
+            self._is_accumulating = True
+            return cast(AbstractContextManager[None], model.no_sync())
+        return self._complete()
 
     @contextmanager
     def _average(self) -> Iterator[list[nn.Parameter]]:
-        missing: list[nn.Parameter] = []
+        missing = Carried()
         yield missing
         for order in self._orders:
             order.end()
-        for parameters, group, divisor in self._afterwards:
-            missing += average(parameters, group, divisor, bucket=int(self.bucket_mb * 2**20))
+        bucket = int(self.bucket_mb * 2**20)
+        (parameters, group, divisor), *others = self._afterwards
+        for some, ranks, by in others:
+            missing += average(some, ranks, by, bucket=bucket)
+        missing += absent(parameters)
+        message = [missing.message().clone()] if missing.message else []
+        average(parameters, group, divisor, bucket=bucket, beside=message)
+        missing.sums = next(iter(message), None)
 
     @contextmanager
     def _complete(self) -> Iterator[list[nn.Parameter]]:
-        """Reduce every bucket, including those with parameters that this rank's samples did not reach: their gradients
-        are zeros.
+        """Reduce every bucket: the message fills the last one, and parameters that this rank's samples did not reach
+        have zeros.
         """
-        before = [(p.grad, getattr(p.grad, "_version", None)) for p in self._trained]
-        missing: list[nn.Parameter] = []
+        before: list[tuple[Tensor | None, int | None]] = []
+        if self._is_accumulating:
+            before = [(p.grad, getattr(p.grad, "_version", None)) for p in self._trained]
+        missing = Carried()
         yield missing
-        missing += [p for p in self._trained if p.grad is None]
-        pairs = zip(self._trained, before, strict=True)
-        unreached = [p for p, (was, at) in pairs if p.grad is was and getattr(was, "_version", None) == at]
-        if unreached:
-            torch.autograd.backward(unreached, [torch.zeros_like(parameter) for parameter in unreached])
+        unreached = absent(self._trained)
+        missing += unreached
+        if self._is_accumulating:
+            pairs = zip(self._trained, before, strict=True)
+            unreached = [p for p, (was, at) in pairs if p.grad is was and getattr(was, "_version", None) == at]
+            self._is_accumulating = False
+        assert self._message is not None
+        message = missing.message() if missing.message else self._message.detach()
+        zeros = [torch.zeros_like(parameter) for parameter in unreached]
+        torch.autograd.backward([self._message, *unreached], [message.to(self._message.dtype), *zeros])
+        missing.sums, self._message.grad = self._message.grad, None
 
 
-def _settle_buckets(wrapped: DistributedDataParallel, trained: list[nn.Parameter]) -> None:
+def absent(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Parameters without a gradient."""
+    return [parameter for parameter in parameters if parameter.grad is None]
+
+
+def _settle_buckets(wrapped: DistributedDataParallel, listed: list[nn.Parameter]) -> None:
     """Have the buckets of the first step be those of all others, in the reverse order of the parameters.
 
     DistributedDataParallel begins with one bucket for all gradients and makes others in the second step. On three
@@ -108,28 +137,35 @@ def _settle_buckets(wrapped: DistributedDataParallel, trained: list[nn.Parameter
     one that was not stopped.
     """
     wrapped.reducer.prepare_for_backward([])
-    for parameter in reversed(trained):
+    for parameter in reversed(listed):
         torch.autograd.backward(parameter, torch.zeros_like(parameter))
-    for parameter in trained:
+    for parameter in listed:
         parameter.grad = None
 
 
 @torch.no_grad()
 def average(
-    parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int
+    parameters: list[nn.Parameter],
+    group: dist.ProcessGroup,
+    divisor: int,
+    *,
+    bucket: int,
+    beside: Sequence[Tensor] = (),
 ) -> list[nn.Parameter]:
-    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time.
-    Returns the parameters without a gradient, which count as zero.
+    """Sum gradients, and the tensors `beside` them, over `group` and divide them, in place, in all-reduces of about
+    `bucket` bytes, two at a time. Returns the parameters without a gradient, which count as zero.
 
     Parameters that tensor parallelism replicates may have partial gradients, which are first summed over tp.
     """
     pieces: dict[torch.dtype, list[Tensor]] = {}
-    missing = [parameter for parameter in parameters if parameter.grad is None]
+    missing = absent(parameters)
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad = reduced(parameter)
         pieces.setdefault(parameter.grad.dtype, []).append(local(parameter.grad))
+    for tensor in beside:
+        pieces.setdefault(tensor.dtype, []).append(tensor)
     if group.size() == 1:
         if divisor > 1:
             torch._foreach_div_([piece for same in pieces.values() for piece in same], divisor)

@@ -96,6 +96,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         runs(parts), sum(each.nbytes for each in model.buffers()),
         _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
         sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
+        saved_buffers=len(before),
     )  # fmt: skip
     return shapes, model
 

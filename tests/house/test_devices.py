@@ -111,7 +111,7 @@ MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
     "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill", "model/seeds.py:fill", "parallel/replay.py:Call._value", "parallel/tensor_check.py:_Watch._gradients"),
     "crosses by gloo, and waits for no device": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
+        "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
     ),
@@ -130,6 +130,7 @@ MADE = {
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (
+        "loop/agreement.py:News.__init__",
         "loop/spike.py:SpikeDetector._judge_now", "loop/spike.py:SpikeDetector._judge_later", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
@@ -142,8 +143,9 @@ MADE = {
     "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
 }  # fmt: skip
 WAITS_FOR = {
+    "where samples of this rank missed a parameter, and of buffers that never changed every so many steps": ("loop/agreement.py:Agreement.settle",),
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement.settle", "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
+        "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
         "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
@@ -161,7 +163,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),

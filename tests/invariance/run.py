@@ -86,7 +86,7 @@ def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
             for name, p in model.named_parameters()
             if p.grad is not None
         }
-        norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp)
+        norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, news=loss.news)
         assert training.schedule.factor(number) == 1
         if precision.scale is None or precision.scale.accept(norm):
             training.optimizer.step()

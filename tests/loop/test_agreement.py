@@ -200,7 +200,7 @@ def made_alike(mesh: Mesh) -> dict[str, Any]:
     for _ in range(2):
         agreement.begin()
         model(torch.tensor([[1.0, -1.0], [3.0, -3.0]]) * (1 - 2 * mesh.rank)).sum().backward()
-        agreement.settle([()])
+        agreement.settle(mesh.sum(agreement.message([[]]).clone()))
     return {name: buffer.float().tolist() for name, buffer in model.named_buffers()}
 
 

@@ -15,6 +15,7 @@ from dtrain.model import construct
 from dtrain.model.mlp import MLP
 from dtrain.parallel.order import parallelize
 from dtrain.planned import PipelineShape
+from dtrain.strategy import Carried, carried
 from dtrain.strategy.ddp import DDP, average
 
 DDP_PARTS = PARTS | {"strategy": STRATEGIES["ddp"]}
@@ -94,12 +95,14 @@ def collectives(mesh: Mesh) -> list[list[str]]:
     called = []
     for _ in range(2):  # the first forward agrees about the buckets
         model.zero_grad()
-        with Collectives() as seen:
+        with Collectives() as seen, strategy.sync(model, True) as absent:
+            assert isinstance(absent, Carried)
+            absent.message = lambda: torch.ones(carried(model))
             outputs = model(tokens(2, 8))
-        called.append(seen.names)
-        with Collectives() as seen:
+            called.append(seen.names[:])
             outputs.square().sum().backward()
-        called.append(seen.names)
+        called.append(seen.names[len(called[-1]) :])
+        assert absent.sums is not None and absent.sums.tolist() == [1.0] * carried(model)
     return called
 
 
@@ -108,7 +111,7 @@ def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
     for called in on_resident_mesh(collectives, dp_replicate=2):
         forward, backward = called[2:]
         assert forward == []
-        assert backward == ["allreduce_"], "one bucket holds all gradients of a small model"
+        assert backward == ["allreduce_"], "one bucket holds all gradients of a small model, and the message"
 
 
 # beside tp, pp or ep: averaged after the backward

@@ -1,0 +1,68 @@
+"""State of a model that training changes and no checkpoint has."""
+
+import torch
+from torch import Tensor, nn
+
+from dtrain.mesh.sharding import local
+from dtrain.model import Balanced
+
+
+class Unsaved:
+    """Finds state that is neither shared nor saved: buffers with persistent=False that training keeps changing, and
+    plain numbers that count. A cache is filled once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._counts: list[dict[str, float]] = []
+        self._modules = [(path, module) for path, module in model.named_modules() if not isinstance(module, Balanced)]
+        self._owners = {
+            f"{path}.{name}".removeprefix("."): (module, name)
+            for path, module in self._modules
+            for name in module._non_persistent_buffers_set
+        }
+        self._last = self._versions()
+        self._values: dict[str, Tensor] | None = None
+
+    def changed(self) -> list[str]:
+        """Call after every step: after the second one, returns the names of buffers that both have changed."""
+        if not self._owners:
+            return []
+        now = self._versions()
+        last = {name: (id(buffer), version) for name, (buffer, version) in self._last.items()}
+        moved = [name for name, (buffer, version) in now.items() if last.get(name) != (id(buffer), version)]
+        if self._values is None:
+            self._last, self._values = now, {name: _read(now[name][0]).clone() for name in moved}
+            return []
+        self._owners, values, self._values = {}, self._values, {}
+        return sorted(name for name in moved if name in values and _is_other(values[name], _read(now[name][0])))
+
+    def counted(self) -> list[str]:
+        """Call after every step: after the third one, returns the names of numeric attributes that both steps since the
+        first have changed.
+        """
+        if len(self._counts) == 3:
+            return []
+        counts: dict[str, float] = {}
+        for path, module in self._modules:
+            numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+            counts |= {f"{path}.{name}".removeprefix("."): value for name, value in numbers.items()}
+        self._counts.append(counts)
+        if len(self._counts) < 3:
+            return []
+        first, second, _ = self._counts
+        return sorted(
+            name for name, value in counts.items() if first.get(name, value) != second.get(name, value) != value
+        )
+
+    def _versions(self) -> dict[str, tuple[Tensor, int]]:
+        buffers = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
+        return {name: (buffer, buffer._version) for name, buffer in buffers if buffer is not None}
+
+
+def _is_other(before: Tensor, after: Tensor) -> bool:
+    """Whether the values changed. A cache that grew has another shape and does not count."""
+    return before.shape == after.shape and not torch.equal(before, after)
+
+
+def _read(buffer: Tensor) -> Tensor:
+    return local(buffer.detach())

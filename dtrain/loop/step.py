@@ -64,7 +64,7 @@ def make_step(
     reference: Compare | None = None,
     every: int = 1,
 ) -> Step:
-    """(stream, step number) -> StepLoss; gradients of the mean over the whole batch, scaled, are in the model after it."""
+    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
     news = News(Agreement(model, mesh, every=every), mesh)
     again, chunk = isinstance(model, Pipeline) and model.shape.waits, chunk_asked(objective)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting import count
 from pool import ranks, resident
 from reaching import parts, token_parts
 from small import STRATEGIES, few_steps, joined, on_mesh, plan
@@ -142,6 +143,25 @@ def test_a_run_of_different_ways_goes_on_exactly_and_on_another_mesh(tmp_path: P
         assert not any("spare" in name and name.startswith("optim.") for name in here)
         for name, value in here.items():
             assert torch.allclose(value.float(), there[name].float(), rtol=0, atol=allowed), name
+
+
+STEADY = {
+    "strategy=ddp devices=2": 1,
+    "strategy=ddp devices=2 accumulate=2": 1,
+    "strategy=fsdp devices=2": 1,
+    "strategy=zero2 devices=2 accumulate=2": 1,
+    "strategy=ddp devices=4 mesh.pp=2": 2,
+}
+"""Words -> all-reduces of a steady step, which are of gradients, and of a norm where gradients are split."""
+
+
+@pytest.mark.parametrize("words", STEADY)
+def test_a_steady_step_has_no_collective_beyond_the_gradients_and_the_norm(words: str) -> None:
+    asked = plan(*f"model=gpt {words} batch=8 steps=4 log.every=4 logger=[] hook=[] evaluate.every=0".split())
+    counted = count(asked)[0].items()
+    assert sum(
+        calls for seen, (calls, _) in counted if seen.kind in ("all_reduce", "broadcast") and seen.part in ("step", "guard")
+    ) == STEADY[words]  # fmt: skip
 
 
 # buffers

@@ -46,6 +46,8 @@ class FSDP:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(ALLOWED[name])}.")
         self.reshard, self.offload, self.reduce = reshard, offload, reduce
         self._reached: dict[nn.Parameter, bool] = {}
+        self._is_last: bool | None = None
+        """What every FSDP unit was told of the pass; telling them walks all modules."""
         self._orders: list[Order] = []
         self._whole: list[nn.Parameter] = []
         """Parameters without dims, of which every rank holds a copy."""
@@ -67,7 +69,8 @@ class FSDP:
     @contextmanager
     def sync(self, model: nn.Module, last: bool) -> Iterator[list[nn.Parameter] | None]:
         reducing = last or self.reduce == "every"
-        if isinstance(model, FSDPModule):  # else a pipeline, whose schedule tells each stage
+        if isinstance(model, FSDPModule) and self._is_last != last:  # else a pipeline, whose schedule tells each stage
+            self._is_last = last
             model.set_requires_gradient_sync(reducing)
             model.set_is_last_backward(last)
             model.set_reshard_after_backward(last or self.reshard == "forward")

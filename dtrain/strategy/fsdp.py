@@ -47,7 +47,7 @@ class FSDP:
         self.reshard, self.offload, self.reduce = reshard, offload, reduce
         self._reached: dict[nn.Parameter, bool] = {}
         self._is_last: bool | None = None
-        """What every FSDP unit was told of the pass; telling them walks all modules."""
+        """Kind of pass that the FSDP units are set for; setting them walks all modules."""
         self._orders: list[Order] = []
         self._whole: list[nn.Parameter] = []
         """Parameters without dims, of which every rank holds a copy."""

@@ -110,7 +110,7 @@ def test_a_cell_that_fails_crashes_or_hangs_costs_itself_with_all_that_it_began(
     ends = {"fails": "failed", "crashes": "failed", "hangs": "over its limit", "leaves": "done", "passes": "done"}
     assert small.ends() == ends
     assert not mentioning(f"cd {small.folder}") and not any(mentioning(f"sleep 9870{number}") for number in range(4))
-    assert "| passes | done | 0 | name it, ms 2.5 |" in (small.out / "figures.md").read_text()
+    assert re.search(r"\| passes \| done \| \d+ \| name it, ms 2.5 \|", (small.out / "figures.md").read_text())
     assert small.run()[0] == 1
     again = (small.folder / "ran").read_text().split()[5:]
     assert again == ["fails", "crashes", "hangs"], "once more, those that had an end alone"
@@ -167,7 +167,7 @@ def test_packages_that_are_missing_are_named_at_once_with_how_to_bring_them(
     assert quarter.main(["on=cuda"]) == 2
     said = capsys.readouterr().err
     assert "missing: antlr4, hydra, omegaconf." in said
-    assert "pip wheel --no-deps -w wheels hydra-core omegaconf antlr4-python3-runtime" in said
+    assert "pip wheel -w wheels hydra-core\n" in said
     monkeypatch.setattr(quarter, "devices", lambda on: 0)
     assert quarter.main(["only=card,hand-124M"]) == 2
     assert "missing" not in (said := capsys.readouterr().err) and "no GPU" in said, "loops by hand need torch alone"
@@ -270,6 +270,8 @@ def test_a_residual_in_bf16_is_near(words: str) -> None:
 
 
 @pytest.mark.campaign("commands")
+@pytest.mark.often("whole+chunk=36")
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns of what else of torch it uses
 @pytest.mark.parametrize("words", ["blocks", "blocks+chunk=16", "whole", "whole+chunk=36", "whole+split"])
 def test_compiled_variants_compute_the_same(words: str) -> None:
     assert_alike(words, "none", 5e-6)

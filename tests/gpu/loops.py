@@ -7,6 +7,7 @@ The shape holds the arguments of GPT, `batch` of a rank and `microbatch` in sequ
 joined by +; WORDS says what they mean. Each prints one JSON line: a variant that fails costs its own line.
 """
 
+import gc
 import json
 import os
 import statistics
@@ -313,6 +314,7 @@ def main(shape: dict[str, Any], words: list[str]) -> None:
             print(json.dumps(row), flush=True)
         profile = ""
         torch._dynamo.reset()
+        gc.collect()
         if shape["on"] == "cuda":
             torch.cuda.empty_cache()
     if several:

@@ -15,6 +15,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -39,16 +40,18 @@ WORDS = {
 }
 DEFAULTS = {"out": "outputs/quarter/out", "seconds": "570", "only": "", "on": "cuda"}
 PACKAGES = {
-    "torch": "torch", "hydra": "hydra-core", "omegaconf": "omegaconf", "antlr4": "antlr4-python3-runtime", "yaml": "PyYAML", "numpy": "numpy",
+    "torch": "torch", "hydra": "hydra-core", "omegaconf": "hydra-core", "antlr4": "hydra-core", "yaml": "hydra-core", "numpy": "numpy",
     "fsspec": "fsspec", "tensorboard": "tensorboard", "safetensors": "safetensors", "rich": "rich",
 }  # fmt: skip
-"""Module -> the package that dtrain needs; hydra-core pins the two after it."""
+"""Module that dtrain needs -> the package that brings it."""
 BRING = """With an index: pip install {packages}
-Without one, on another machine with this Python (antlr4-python3-runtime 4.9.3 is a source distribution: pip wheel builds it):
-  pip wheel --no-deps -w wheels {packages}
+Without one, on another machine with this Python ({python}), where pip builds antlr4-python3-runtime, a source distribution only:
+  pip wheel -w wheels {packages}
   pip install --no-deps --no-index --target site wheels/*.whl
 and here: PYTHONPATH=$PWD:$PWD/site python -m tests.gpu.quarter ..."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+END_SECONDS = 10.0
+"""A process that was killed ends in these, unless its driver hangs."""
 LIBC = ctypes.CDLL(None)
 
 
@@ -126,7 +129,7 @@ def attempt(cell: Cell, journal: Journal, left: float) -> str:
         result = "over its limit" if cell.most <= left else "cut"
     finally:
         kill(process)
-        reader.join()
+        reader.join(END_SECONDS)
         journal.add(cell.name, end=result, seconds=round(time.monotonic() - began, 1), code=process.returncode)
     return result
 
@@ -149,12 +152,14 @@ def kill(process: "subprocess.Popen[str]") -> None:
     """A cell with all its descendants: those of other sessions become children of this process, their subreaper, once their parents are gone."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    while pids := children():
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    deadline = time.monotonic() + END_SECONDS
+    while (pids := children()) and time.monotonic() < deadline:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            os.waitpid(pid, 0)
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
 def children() -> list[int]:
@@ -212,8 +217,9 @@ def main(words: list[str]) -> int:
     every, modules, count = cells(said["on"], 0, kept), lacking(PACKAGES), 0
     wrong = list(problems(said, [cell.name for cell in every]))
     if not wrong and (needed := needs(ordered(every, {}, said["only"])) & modules):
-        packages = " ".join(package for module, package in PACKAGES.items() if module in modules)
-        wrong = [f"missing: {', '.join(sorted(needed))}.", *BRING.format(packages=packages).splitlines()]
+        packages = " ".join(dict.fromkeys(PACKAGES[module] for module in PACKAGES if module in modules))
+        bring = BRING.format(packages=packages, python=".".join(platform.python_version_tuple()[:2]))
+        wrong = [f"missing: {', '.join(sorted(needed))}.", *bring.splitlines()]
     if not wrong:
         count = devices(said["on"])
         wrong = [] if count else ["there is no GPU that this torch can use. Type on=cpu to try the cells in small."]

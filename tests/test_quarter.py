@@ -89,6 +89,7 @@ def test_cut_at_every_cell_it_goes_on_with_that_cell_and_loses_no_line(small: Qu
         process.send_signal(number)
         process.communicate(timeout=60)
         wait_for(lambda: not mentioning(f"cd {small.folder}"))
+        assert number == signal.SIGKILL or small.ends()[name] == "cut"
         (small.folder / f"free-{name}").touch()
         for page in small.out.iterdir():  # the next call need not find them
             page.unlink()

@@ -86,9 +86,9 @@ def tested(on: str) -> list[Cell]:
 
 
 STEPS: dict[str, tuple[str, float, float, int]] = {
-    "doctor": ("nothing would stop a run", 15, 60, 1),
-    "waits": ("no wait for the GPU in a step in which nothing is due", 15, 60, 1),
-    "graphs": ("blocks that are alike are compiled once, without a break", 30, 90, 1),
+    "doctor": ("nothing would stop a run", 25, 120, 1),
+    "waits": ("no wait for the GPU in a step in which nothing is due", 15, 120, 1),
+    "graphs": ("blocks that are alike are compiled once, without a break", 30, 180, 1),
     "spike": ("a gradient that is no number is left out and noted, once", 20, 60, 1),
     "one-each": ("each rank has a GPU of its own", 20, 60, 1),
     "axes": ("every axis has the losses of one rank", 200, 600, 2),

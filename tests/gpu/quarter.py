@@ -60,11 +60,10 @@ class Journal:
 
     def __init__(self, out: Path, kept: Path) -> None:
         self._folders = [kept, *([out] if out != kept else [])]
-        for folder in self._folders:
-            folder.mkdir(parents=True, exist_ok=True)
         self.entries = list(entries(kept / "cells.jsonl"))
         for folder in self._folders:
-            (folder / "cells.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in self.entries))
+            folder.mkdir(parents=True, exist_ok=True)
+            replace(folder / "cells.jsonl", "".join(f"{json.dumps(entry)}\n" for entry in self.entries))
         self._files: list[TextIO] = [(folder / "cells.jsonl").open("a") for folder in self._folders]
 
     def add(self, cell: str, **entry: Any) -> None:
@@ -106,7 +105,6 @@ def run(todo: Sequence[Cell], journal: Journal, seconds: float) -> dict[str, str
         left = end - time.monotonic()
         print(f"-- {cell.name}: {cell.decides}; {left:.0f} s left", flush=True)
         ends[cell.name] = attempt(cell, journal, left)
-        journal.write_figures()
         print(f"-- {cell.name}: {ends[cell.name]}", flush=True)
     if waiting:
         print(f"-- for the next call: {' '.join(cell.name for cell in waiting)}", flush=True)
@@ -131,6 +129,7 @@ def attempt(cell: Cell, journal: Journal, left: float) -> str:
         kill(process)
         reader.join(END_SECONDS)
         journal.add(cell.name, end=result, seconds=round(time.monotonic() - began, 1), code=process.returncode)
+        journal.write_figures()
     return result
 
 

@@ -74,7 +74,7 @@ def measured(on: str, kept: Path) -> list[Cell]:
         )),
         Cell("1B-bf16_true", "memory and time beside what is predicted", 50, 60, ours(f"bf16_true: {words(llama, on, 'precision=bf16_true')}")),
         Cell("1B-remat", "memory and time beside what is predicted", 50, 60, ours(f"remat: {b} remat=full")),
-        Cell("losses", "the loss alone beside whole logits", 40, 90, python(
+        Cell("losses", "the loss alone beside whole logits", 40, 120, python(
             "tests/bench/losses.py", "loss", *(("--types", "fp32", "--rounds", "1", "--sizes", "256,32,8192") if on == "cpu"
             else ("--types", "bf16", "--sizes", "32768,768,50304", "8192,2048,128256")),
         )),

@@ -1,164 +1,138 @@
-"""What a plan predicts beside what a GPU does, what logits in chunks cost, and steps beside the loop by hand: tables for tests/bench/RESULTS.md, one GPU.
-
-    python -m tests.gpu.figures predicted chunks losses beside [only=<part of a row's name>] [out=<folder>]
-
-Each row is a run of its own, 14 steps, of which the last eight count; figures.json in the folder has them all. Whether the loss is as fast as the
-whole model compiled: `losses beside only=124M`, two minutes, then `only=1B`.
-"""
+"""What the lines of the quarter say: rows by cell, and the decisions that were written down before."""
 
 import json
-import statistics
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from tests.gpu import hour, steps
-
-STEPS, COUNTED = 14, 8
-FAST = "precision=bf16 compile=blocks"
-GPT2 = "model.vocab=50304 model.layers=12 model.heads=12 model.width=768 model.hidden=2048 data.sequence=1024"
-MEDIUM = "model.vocab=50304 model.layers=24 model.heads=16 model.width=1024 model.hidden=2752 data.sequence=1024"
-LLAMA = "model.vocab=128256 model.layers=16 model.heads=32 model.kv_heads=8 model.width=2048 model.hidden=8192"
-LLAMA_3B = "model.vocab=128256 model.layers=28 model.heads=24 model.kv_heads=8 model.width=3072 model.hidden=8192"
-RUNS = {
-    "124M": f"{GPT2} batch=32 microbatch=32 {FAST}",
-    "124M, not compiled": f"{GPT2} batch=32 microbatch=32 precision=bf16 compile=none",
-    "350M": f"{MEDIUM} batch=32 microbatch=16 {FAST}",
-    "1B, 4k tokens": f"{LLAMA} data.sequence=4096 batch=8 microbatch=2 {FAST}",
-    "1B, bf16_true": f"{LLAMA} data.sequence=4096 batch=8 microbatch=2 precision=bf16_true compile=blocks",
-    "1B, remat": f"{LLAMA} data.sequence=4096 batch=8 microbatch=4 remat=full {FAST}",
-    "1B, 16k tokens": f"{LLAMA} data.sequence=16384 batch=2 microbatch=1 remat=selective {FAST}",
-    "1B, 32k tokens": f"{LLAMA} data.sequence=32768 batch=1 microbatch=1 remat=full {FAST}",
-    "3B, remat": f"{LLAMA_3B} data.sequence=4096 batch=4 microbatch=2 remat=full {FAST}",
-    "moe": "model=moe model.vocab=50304 model.layers=12 model.heads=12 model.width=768 model.experts=8 model.active=2 "
-    f"data.sequence=1024 batch=16 microbatch=16 {FAST}",
-    "124M, fp32": f"{GPT2} batch=16 microbatch=16 precision=fp32 compile=blocks",
-}
-COMMON = (
-    "model=gpt data=synthetic objective=next_token data.vocab=50000 strategy=single log.every=1 logger=[] evaluate.every=0 checkpoint.every=1000 resume=never "
-    f"steps={STEPS} trust=[gpu] hook.kept._target_=gpu.models.Kept"
-)
+NAMES = ("name", "kernels of", "attention", "head", "copy", "card")
+"""Keys of a row; the first that it has names it."""
+LINES = 15
 
 
-def measured(words: str, place: hour.Place, out: Path) -> dict[str, Any]:
-    """Seconds of a step, MFU, the allocator's peak, what it reserved and what else the device holds, each with what was predicted."""
-    said = [*COMMON.split(), *words.split(), f"out={out}"]
-    prediction = json.loads(hour.dtrain(place, "plan", "json", *said))["prediction"]
-    hour.dtrain(place, *said)
-    rows = hour.rows(out)[-COUNTED:]
-    kept = next(
-        event for event in map(json.loads, (out / "events.jsonl").read_text().splitlines()) if "reserved" in event
-    )
-    return {
-        "seconds": statistics.median(row["step_seconds"] for row in rows),
-        "seconds predicted": prediction["time"]["seconds"],
-        "mfu": statistics.median(row.get("mfu", 0.0) for row in rows),
-        "mfu predicted": prediction["time"]["mfu"],
-        "peak": kept["peak"],
-        "peak predicted": prediction["memory"]["peak"],
-        "reserved": kept["reserved"],
-        "beside": kept["beside"],
-        "loss": rows[-1]["loss"],
-    }
+@dataclass
+class Outcome:
+    """Of a cell: how its last attempt ended, its seconds, and rows by name: the newest of each, and no error where an earlier attempt has figures."""
+
+    end: str = "cut"
+    seconds: float = 0.0
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    """The last ones of its last attempt that are no rows."""
 
 
-def predicted(place: hour.Place, only: str) -> dict[str, Any]:
-    found = {}
-    print(
-        "| run | step, ms | predicted / measured | MFU | predicted | peak, GiB | predicted / measured | reserved / peak |"
-    )
-    for name, words in RUNS.items():
-        if only not in name:
-            continue
-        try:
-            row = measured(words, place, place.folder / name.replace(" ", "-").replace(",", ""))
-        except (AssertionError, StopIteration) as error:
-            print(f"| {name} | {str(error)[-1500:]}", flush=True)
-            continue
-        found[name] = row
-        print(
-            f"| {name} | {row['seconds'] * 1e3:.1f} | {row['seconds predicted'] / row['seconds']:.2f} | {row['mfu']:.1%} | "
-            f"{row['mfu predicted']:.1%} | {row['peak'] / 2**30:.2f} | {row['peak predicted'] / row['peak']:.3f} | "
-            f"{row['reserved'] / row['peak']:.3f} |",
-            flush=True,
-        )
+Outcomes = Mapping[str, Outcome]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`value` at most `most`: then `then`, else `otherwise`."""
+
+    question: str
+    value: Callable[[Outcomes], float | None]
+    most: float
+    then: str
+    otherwise: str
+
+    def answer(self, value: float) -> str:
+        return self.then if value <= self.most else self.otherwise
+
+
+def outcomes(entries: Iterable[dict[str, Any]]) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    for entry in entries:
+        cell = found.setdefault(entry["cell"], Outcome())
+        if "begun" in entry:
+            cell.end, cell.seconds, cell.lines = "cut", 0.0, []
+        elif "end" in entry:
+            cell.end, cell.seconds = entry["end"], entry["seconds"]
+        elif row := parsed(entry["line"]):
+            name = next((str(row[key]) for key in NAMES if key in row), "")
+            if "error" not in row or "ms" not in cell.rows.get(name, {}):
+                cell.rows[name] = row
+        elif entry["line"].strip():
+            cell.lines = [*cell.lines, entry["line"]][-LINES:]
     return found
 
 
-def chunks(place: hour.Place, only: str) -> dict[str, Any]:
-    """Logits in chunks and whole, in turns."""
-    found = {}
-    print("| run | chunked / whole, seconds | chunked / whole, peak | losses apart |")
-    for name in ("124M", "1B, 4k tokens"):
-        if only not in name:
-            continue
-        ratios = []
-        for turn in range(2):
-            both = [
-                measured(
-                    f"{RUNS[name]} objective.chunk={chunk}", place, place.folder / f"chunk-{chunk}-{turn}-{name[:2]}"
-                )
-                for chunk in (("auto", "0") if turn else ("0", "auto"))
-            ]
-            chunked, whole = reversed(both) if not turn else both
-            ratios.append(
-                [
-                    chunked["seconds"] / whole["seconds"],
-                    chunked["peak"] / whole["peak"],
-                    chunked["loss"] / whole["loss"] - 1,
-                ]
-            )
-        found[name] = ratios
-        print(
-            f"| {name} | {', '.join(f'{ratio[0]:.3f}' for ratio in ratios)} | {ratios[0][1]:.3f} | {ratios[0][2]:.1e} |",
-            flush=True,
-        )
-    return found
+def parsed(line: str) -> dict[str, Any]:
+    """A line that is a JSON object; {} for others."""
+    try:
+        row = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
-def losses(place: hour.Place, only: str) -> dict[str, Any]:
-    """The loss alone, as it is written and compiled, beside whole logits; the table of tests/bench/losses.py."""
-    program = Path(__file__).resolve().parents[1] / "bench" / "losses.py"
-    for name, sizes in {"124M": "32768,768,50304", "1B": "8192,2048,128256"}.items():
-        if only in name:
-            command = [sys.executable, str(program), "loss", "--types", "bf16", "--sizes", sizes]
-            subprocess.run(command, check=True, cwd=program.parents[2])
-    return {}
+def of(found: Outcomes, cell: str, name: str, key: str = "ms") -> float | None:
+    """A figure of a row; of the row with the least ms where `name` is fastest."""
+    rows = found[cell].rows if cell in found else {}
+    if name == "fastest":
+        timed = [row for row in rows.values() if "ms" in row and row["name"] != "no clip"]
+        row = min(timed, key=lambda row: row["ms"], default={})
+    else:
+        row = rows.get(name, {})
+    value: float | None = row.get(key)
+    return value
 
 
-def beside(place: hour.Place, only: str) -> dict[str, Any]:
-    """Seconds of a step beside those of tests/gpu/loops.py, which compiles the whole loss, in turns."""
-    found = {}
-    print("| run | dtrain, ms | by hand, ms | ratio |")
-    for name, size in {"124M": "GPT-2 124M", "1B, 4k tokens": "Llama 1B"}.items():
-        if only not in name:
-            continue
-        shape = steps.SIZES[size] | {"on": "cuda", "compile": True}
-        pairs = []
-        for turn in range(2):
-            row = measured(RUNS[name], place, place.folder / f"beside-{turn}-{name[:2]}")
-            pairs.append((row["seconds"], steps.by_hand(place, shape)))
-        found[name] = pairs
-        for mine, theirs in pairs:
-            print(f"| {name} | {mine * 1e3:.1f} | {theirs * 1e3:.1f} | {mine / theirs:.3f} |", flush=True)
-    return found
+def ratio(above: tuple[str, str], below: tuple[str, str]) -> Callable[[Outcomes], float | None]:
+    """Of the ms of two rows, each (cell, name)."""
+
+    def value(found: Outcomes) -> float | None:
+        a, b = of(found, *above), of(found, *below)
+        return a / b if a and b else None
+
+    return value
 
 
-PARTS = {"predicted": predicted, "chunks": chunks, "losses": losses, "beside": beside}
+def least_mfu(found: Outcomes) -> float | None:
+    mfu = of(found, "dtrain-1B", "fastest", "mfu")
+    return 0.55 / mfu if mfu else None
 
 
-def main(words: list[str]) -> None:
-    said = dict(word.partition("=")[::2] for word in words if "=" in word)
-    place = hour.Place("cuda", 1, 1, hour.fresh(Path(said.get("out", "outputs/figures")).resolve()))
-    found = {part: PARTS[part](place, said.get("only", "")) for part in words if part in PARTS}
-    (place.folder / "figures.json").write_text(json.dumps(found))
-    kept = [row for rows in found.values() if isinstance(rows, dict) for row in rows.values() if isinstance(row, dict)]
-    for row in kept[:1]:
-        print(f"beside the allocator: {row['beside'] / 2**20:.0f} MiB")
+def summed(found: Outcomes) -> float | None:
+    """ms of dW added inside of its product / after it, where the ratio is worst."""
+    rows = found["card"].rows.values() if "card" in found else ()
+    ratios = [row["ms"]["dW added in the product"] / row["ms"]["dW, then added"] for row in rows if "head" in row]
+    return max(ratios, default=None)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+HAND = "hand-124M"
+DECISIONS = (
+    Decision("124M: dtrain / the fastest loop by hand", ratio(("dtrain-124M", "fastest"), (HAND, "fastest")), 1.00, "the fourth promise holds here", "the kernels by kind say where to look"),
+    Decision("124M: auto / dtrain's fastest chunk", ratio(("dtrain-124M", "auto"), ("dtrain-124M", "fastest")), 1.02, "the rule of the rows stays", "the rule takes the rows of the fastest"),
+    Decision("1B: 55% / MFU of dtrain", least_mfu, 1.00, "the goal is reached", "the kernels by kind say where to look"),
+    Decision("1B: dtrain / the fastest loop by hand", ratio(("dtrain-1B", "fastest"), ("hand-1B", "fastest")), 1.00, "the fourth promise holds here", "the kernels by kind say where to look"),
+    Decision("one chunk in place / whole logits, compiled", ratio((HAND, "one chunk"), (HAND, "bf16")), 1.00, "one path of the loss, rows by the rule", "whole logits are compiled where they fit"),
+    Decision("two chunks / one", ratio((HAND, "half"), (HAND, "one chunk")), 1.02, "addmm(out_dtype) and rows by the rule are the default", "one chunk wherever it fits"),
+    Decision("dW added in its product / after it", summed, 1.00, "addmm(out_dtype)", "product, then add"),
+    Decision("the whole model compiled / blocks", ratio((HAND, "whole"), (HAND, "blocks")), 0.98, "compile=model is a word, and auto below width 1,536 on one rank", "blocks stay"),
+    Decision("residual in bf16 / in fp32", ratio((HAND, "bf16"), (HAND, "whole")), 0.98, "precision=bf16 has it on every mesh", "fp32 stays where it is"),
+    Decision("joined q, k, v and gate, up / apart", ratio((HAND, "blocks"), (HAND, "apart")), 0.985, "they are joined inside the compiled block", "they stay apart"),
+    Decision("mlp: defaults / precision=fp32 compile=none", ratio(("small-words", "defaults"), ("small-words", "fp32, not compiled")), 1.00, "defaults stay", "small models are neither compiled nor bf16"),
+)  # fmt: skip
+"""Written before anything of it was run; docs/benchmarks.md has the table."""
+
+
+def table(found: Outcomes) -> str:
+    """The page figures.md: the card, decisions, then each cell with its rows. A CPU decides nothing."""
+    card = next((row for row in found["card"].rows.values() if "card" in row), {}) if "card" in found else {}
+    lines = [brief(card) or "card: not run", ""]
+    lines += ["| question | at most | seen | so |", "|---|---|---|---|"]
+    for each in DECISIONS:
+        value = each.value(found)
+        seen = "not run" if value is None else f"{value:.3f}"
+        so = "" if value is None or card.get("card") == "cpu" else each.answer(value)
+        lines.append(f"| {each.question} | {each.most:.3g} | {seen} | {so} |")
+    lines += ["", "| cell | end | seconds | figures |", "|---|---|---|---|"]
+    for name, cell in found.items():
+        printed = [] if cell.rows and cell.end == "done" else cell.lines
+        figures = [brief(row) for row in cell.rows.values()] + printed or [""]
+        lines += [f"| {name} | {cell.end} | {cell.seconds:.0f} | {figures[0].replace('|', '/')} |"]
+        lines += [f"| | | | {figure.replace('|', '/')} |" for figure in figures[1:]]
+    return "\n".join(lines) + "\n"
+
+
+def brief(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.items() if key != "words" and value not in ("", None))[:300]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain.config.environment import CODE
+from dtrain.config.installed import version
 from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked", "submitted"]
@@ -61,16 +62,9 @@ class Result:
 
 @cache
 def _versions() -> dict[str, str]:
-    # not at the top, because `dtrain plan` must answer in half a second
-    from importlib.metadata import PackageNotFoundError, version
-
     numbers = {"python": platform.python_version()}
-    for package in ("dtrain", "torch", "numpy", "hydra-core"):
-        try:
-            numbers[package] = version(package)
-        except PackageNotFoundError:  # a plain checkout is not installed
-            numbers[package] = "checkout"
-    return numbers
+    packages = ("dtrain", "torch", "numpy", "hydra-core")
+    return numbers | {package: version(package) or "checkout" for package in packages}
 
 
 def versions() -> dict[str, str]:

@@ -11,10 +11,11 @@ import platform
 import re
 import stat
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from dtrain.config.installed import version
 
 Figures = Mapping[str, Any]
 VERSION = 2
@@ -43,7 +44,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
 
 def identity(cpus: int) -> dict[str, Any]:
     """The processor, number of cores and torch, of which alone the figures are."""
-    return {"version": VERSION, "processor": processor(), "cpus": cpus, "torch": _torch()}
+    return {"version": VERSION, "processor": processor(), "cpus": cpus, "torch": version("torch")}
 
 
 def processor() -> str:
@@ -122,10 +123,3 @@ def _is_table_of_tables(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and LEAST <= value <= MOST  # which NaN is not
-
-
-def _torch() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""

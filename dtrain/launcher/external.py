@@ -22,10 +22,11 @@ from dtrain.cluster.allocation import External as Place
 from dtrain.config.environment import SECRET
 from dtrain.config.facts import fact
 from dtrain.errors import PreflightError, RankError
-from dtrain.launcher import process, run_here
+from dtrain.launcher import process
 from dtrain.launcher.local import attached
 from dtrain.launcher.local.started import agent_command
 from dtrain.launcher.meeting import meeting
+from dtrain.launcher.rank import run_here
 from dtrain.lifecycle import signals, unwatched
 from dtrain.planned import Plan
 from dtrain.result import EXIT_CODES, Result

@@ -4,10 +4,10 @@ dtrain requires.versions="['torch>=2.11',scikit-learn]" requires.gpus=1 requires
 """
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 import dtrain
 from dtrain.cluster import Cluster
+from dtrain.config.installed import version
 from dtrain.config.schema import Config
 from dtrain.errors import PreflightError
 
@@ -64,7 +64,4 @@ def _version(text: str) -> str:
 def _installed(name: str) -> str:
     """The installed version; empty if there is none."""
     ours = {"dtrain": dtrain.__version__, "python": platform.python_version()}
-    try:
-        return ours.get(name) or version(name)
-    except PackageNotFoundError:
-        return ""
+    return ours.get(name) or version(name)

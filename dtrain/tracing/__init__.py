@@ -20,7 +20,6 @@ from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.weights.owner import owner_of
 
 LOOK_SECONDS = 4.0
 """Patience with the storage of a teacher, for which a person waits."""
@@ -35,6 +34,8 @@ def shapes_of(plan: Plan) -> Shapes:
     shapes = _of_model(plan)
     if not reference.is_teacher(plan) or not shapes.blocks:
         return shapes
+    from dtrain.weights.owner import owner_of
+
     name = str(plan.objective["teacher"])
     try:
         with store.patience(LOOK_SECONDS):

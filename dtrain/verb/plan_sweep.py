@@ -17,7 +17,7 @@ from dtrain.storage.jsonl import clean
 from dtrain.sweep import foreign, jobs
 from dtrain.sweep.crew import split
 from dtrain.sweep.space import label, words
-from dtrain.verb.best import shapes_of
+from dtrain.verb.shapes import shapes_of
 from dtrain.verb.sweep import decided_for_slot
 
 

@@ -11,7 +11,7 @@ from commands import COMMAND, Forked
 
 from dtrain import tracing
 from dtrain.__main__ import main
-from dtrain.verb import best
+from dtrain.verb import shapes
 
 BIG = [
     "model.layers=80",
@@ -183,41 +183,11 @@ def test_predictions_need_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
-    from dtrain.cluster import Cluster
-    from dtrain.compose import compose
-    from dtrain.resolve import resolve
-    from dtrain.verb.plan import before
-
-    small = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
-    tiny = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 10))
-    assert "warning" not in before(small)
-    assert "\nwarning " in before(tiny)
-
-
-def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from dtrain.cluster import Cluster
-    from dtrain.compose import compose
-    from dtrain.launcher import apart
-    from dtrain.predict import formulas
-    from dtrain.resolve import resolve
-    from dtrain.verb.plan import before
-
-    plan = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
-    shapes, own = formulas.shapes(plan), replace(plan, model={**plan.model, "_about_": {}})
-    assert "not predicted for a model that is not one of dtrain's" in before(own)
-    monkeypatch.setattr(apart, "_known", {apart._key(own): {}})
-    monkeypatch.setattr(apart, "shapes_of", lambda plan: shapes)
-    assert "not predicted" not in before(own)
-
-
 @pytest.mark.parametrize("search", [(), ("devices=2",), ("best", "json", "devices=2")], ids=["one", "auto", "best"])
 def test_a_plan_says_before_it_runs_code_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], search: tuple[str, ...]
 ) -> None:
-    best._announce.cache_clear()
+    shapes._announce.cache_clear()
     monkeypatch.setattr(tracing, "_traced", {})
     monkeypatch.delitem(sys.modules, "said_first", raising=False)
     (tmp_path / "said_first.py").write_text(

@@ -27,10 +27,11 @@ from dtrain import cluster, secrets
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import preflight, process, run_rank
+from dtrain.launcher import preflight, process
 from dtrain.launcher.local import alike, files
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
+from dtrain.launcher.rank import run_rank
 from dtrain.launcher.warm import UnforkableError, load, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim

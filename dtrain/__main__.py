@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -119,6 +119,7 @@ def _do(words: list[str]) -> int:
         screen.say(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
+    run = _loaded(verb)
     if verb not in OF_SEVERAL:
         from dtrain.compose import said_again
 
@@ -129,12 +130,23 @@ def _do(words: list[str]) -> int:
 
         if note := look().note:
             screen.complain(screen.on_one_line(note), begin="note: ")
-    code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
+    code = run(words)
     sys.stdout.flush()
     full = screen.full()
     if full and verb != "train":  # what it prints is what it is for
         raise PreflightError(f"standard output: {why(full)}.")
     return code
+
+
+def _loaded(verb: str) -> Callable[[Sequence[str]], int]:
+    """The function of a verb, imported without the collector, which would walk the new objects again and again."""
+    gc.disable()
+    try:
+        run: Callable[[Sequence[str]], int] = importlib.import_module(f"dtrain.verb.{verb}").run
+        return run
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _help(topics: list[str]) -> None:

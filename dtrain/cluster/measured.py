@@ -7,7 +7,6 @@ many processes as cores, each on one thread. The file is bounded and checked num
 
 import json
 import os
-import platform
 import re
 import stat
 from collections.abc import Callable, Mapping
@@ -52,10 +51,12 @@ def processor() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
+        import platform
+
         return platform.processor() or platform.machine()
     names = ("vendor_id", "cpu family", "model", "model name", "stepping")
     found = {name.strip(): value.strip() for name, value in re.findall(r"^([\w ]+?)\s*:(.*)$", text, re.MULTILINE)}
-    return " ".join(found[name] for name in names if name in found) or platform.machine()
+    return " ".join(found[name] for name in names if name in found) or os.uname().machine
 
 
 def read(cpus: int, environ: Mapping[str, str] = os.environ) -> tuple[Figures | None, str]:

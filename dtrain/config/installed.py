@@ -1,4 +1,11 @@
-"""The versions of installed packages. None of them is imported."""
+"""The versions of Python and of installed packages. None of them is imported."""
+
+import sys
+
+
+def python() -> str:
+    """The version of Python, such as 3.11.7."""
+    return sys.version.split()[0]
 
 
 def version(package: str) -> str:

@@ -7,7 +7,6 @@ is checked last.
 
 import importlib.util
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import distributions
 from typing import Any
 
-from dtrain.config.installed import version
+from dtrain.config.installed import python, version
 from dtrain.doctor import Case, Finding
 from dtrain.storage import store
 from dtrain.storage.clients import SAME
@@ -74,11 +73,9 @@ def begin(code: str) -> Callable[[], Mapping[str, Any]]:
 
 def packages(case: Case) -> Iterable[Finding]:
     """Versions of dtrain's dependencies; all supported ones in one finding."""
-    good = [f"python {platform.python_version()}", f"dtrain {version('dtrain') or 'from a checkout'}"]
+    good = [f"python {python()}", f"dtrain {version('dtrain') or 'from a checkout'}"]
     if sys.version_info < PYTHON:
-        yield Finding(
-            "python", "stop", f"{platform.python_version()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer"
-        )
+        yield Finding("python", "stop", f"{python()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer")
     for name, (least, below) in NEEDS.items():
         installed = version(name)
         wrong = judged(name, installed, least, below)

@@ -19,7 +19,7 @@ from dtrain.resolve import best, ranks
 from dtrain.resolve.auto import spelled
 from dtrain.resolve.search import Found, Layout
 from dtrain.secrets import screen
-from dtrain.storage.jsonl import clean
+from dtrain.secrets.as_json import clean
 from dtrain.verb.shapes import shapes_of
 
 MOST = 10

@@ -26,7 +26,7 @@ from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
-from dtrain.storage.jsonl import clean
+from dtrain.secrets.as_json import clean
 from dtrain.verb.shapes import shapes_of
 
 NO_ARGUMENTS = "_target_", "_about_"

@@ -26,7 +26,7 @@ from typing import Any
 from dtrain import cluster, secrets
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
-from dtrain.errors import PreflightError, StoreError, why
+from dtrain.errors import EXIT_CODES, PreflightError, StoreError, why
 from dtrain.launcher import preflight, process
 from dtrain.launcher.local import alike, files
 from dtrain.launcher.local.door import GREET_SECONDS, knock
@@ -36,7 +36,6 @@ from dtrain.launcher.warm import UnforkableError, load, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
-from dtrain.result import EXIT_CODES
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 

@@ -17,7 +17,7 @@ from dtrain.errors import WordsError, first_line
 
 Node = dict[str, Any]
 FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
-"""What a working folder may bring: its settings, and its words."""
+"""Settings and words that a working folder may bring."""
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -141,6 +141,13 @@ def absent(name: str) -> str:
     return f"offline, and {constants.HF_HUB_CACHE} has nothing of it"
 
 
+def look_for(url: str) -> None:
+    """Raises PreflightError for a repository of which no file can be read here."""
+    name = url.removeprefix(SCHEME).partition("@")[0]
+    if reason := absent(name):
+        raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}{_not_here(name)}.")
+
+
 def _ask() -> None:
     from dtrain.storage.answering import silence  # the modules of TLS and HTTP
 

@@ -35,9 +35,13 @@ def run(words: Sequence[str]) -> int:
     paths, options = _read(words)
     to = options["to"].rstrip("/")
     connect([word for word in words if word.startswith("out_options")], to)
-    from dtrain.data.documents import documents_of  # imports torch
+    from dtrain.storage import caching, rowindex
+
+    for path in paths:
+        if path != "stdlib" and store.is_local(path):
+            rowindex.found(path)  # a slip of the pen is refused before torch is loaded
+    from dtrain.data.documents import documents_of
     from dtrain.data.text import cores, separated
-    from dtrain.storage import caching
     from dtrain.tokenizer import kind_of, load, shards
     from dtrain.tokenizer.pool import encode
 

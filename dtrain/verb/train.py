@@ -14,7 +14,7 @@ from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
-from dtrain.launcher import apart, preflight, zygote
+from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import LOOK_SECONDS, finished
 from dtrain.launcher.run import run as run_plan
@@ -70,6 +70,8 @@ def one(config: Config) -> Result:
     forks = first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached")
     zygote.begin() if forks else zygote.kill()  # a trace may have begun one
     if first:
+        from dtrain.launcher import preflight  # it reads weights of others; the words are right by now
+
         requires.check(config, cluster)
         build(plan.launcher).describe(plan)  # it refuses words before anything is written
         with store.patience(LOOK_SECONDS):

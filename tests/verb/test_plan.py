@@ -207,3 +207,22 @@ def test_a_plan_says_before_it_runs_code_of_others(
     assert errors.index("note: planning runs code of said_first") < errors.index("IT RUNS")
     assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0
     assert "runs code" not in capsys.readouterr().err, "a model of ours is known without running anything"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("model._target_=mypkg.Net", "trust=[mypkg]"), "mypkg.Net: cannot be imported: No module named 'mypkg'. Is "),
+        (("model=hf", "model.name=./lama"), "model.name=./lama: nothing is there. Type a folder or URL of a model, "),
+    ],
+    ids=["package", "weights"],
+)
+def test_parts_that_are_not_here_are_refused_without_torch(
+    words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    code = "import sys\nfrom dtrain.__main__ import main\ncode = main(sys.argv[1:])\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    (tmp_path / "llama").mkdir()
+    command = [sys.executable, "-c", code, "plan", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and sentence in done.stderr
+    assert ("Did you mean ./llama?" in done.stderr) == ("model=hf" in words)

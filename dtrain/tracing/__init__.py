@@ -77,7 +77,7 @@ def _look_for(plan: Plan) -> None:
     """
     if problem := absent([plan.model, plan.adapter, plan.data, plan.objective]):
         raise WordsError(problem)
-    key = about(plan.model).get("weights_at")
+    key = str(about(plan.model).get("weights_at") or "")
     name = str(plan.model.get(key) or "")
     place = hub.place(name)
     if place.startswith(hub.SCHEME):

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from dtrain.config import hidden
 
 try:
     from dtrain import __version__, secrets
-    from dtrain.cluster import allocation
     from dtrain.config import environment
     from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
     from dtrain.lifecycle import signals
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             return _do(list(sys.argv[1:] if argv is None else argv))
     except DtrainError as error:
-        if isinstance(error, WordsError) and not allocation.speaks(os.environ):
+        if isinstance(error, WordsError) and not _speaks():
             time.sleep(
                 5
             )  # so that rank 0, which reports the same mistake, is not killed before by the end of this rank
@@ -102,6 +101,13 @@ def _refused(error: OSError | RuntimeError) -> bool:
     return error.errno in HELP if isinstance(error, OSError) else "can't start new thread" in str(error)
 
 
+def _speaks() -> bool:
+    """Whether this process, of all that a launcher started with these words, is the one that shows something."""
+    from dtrain.cluster import allocation
+
+    return allocation.speaks(os.environ)
+
+
 def _do(words: list[str]) -> int:
     from dtrain.config.verbs import VERBS
 
@@ -113,17 +119,18 @@ def _do(words: list[str]) -> int:
         screen.say(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
+    run = _loaded(verb)
     if verb not in OF_SEVERAL:
         from dtrain.compose import said_again
 
-        for sentence in said_again(words) if allocation.speaks(os.environ) else ():
+        for sentence in said_again(words) if _speaks() else ():
             screen.complain(screen.on_one_line(sentence), begin="note: ")
-    if verb in COMPOSE and allocation.speaks(os.environ):
+    if verb in COMPOSE and _speaks():
         from dtrain.compose.here import look
 
         if note := look().note:
             screen.complain(screen.on_one_line(note), begin="note: ")
-    code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
+    code = run(words)
     sys.stdout.flush()
     full = screen.full()
     if full and verb != "train":  # what it prints is what it is for
@@ -131,16 +138,25 @@ def _do(words: list[str]) -> int:
     return code
 
 
+def _loaded(verb: str) -> Callable[[Sequence[str]], int]:
+    """The function of a verb, imported without the collector, which would walk the new objects again and again."""
+    gc.disable()
+    try:
+        run: Callable[[Sequence[str]], int] = importlib.import_module(f"dtrain.verb.{verb}").run
+        return run
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _help(topics: list[str]) -> None:
-    from dtrain.compose import own_words
-    from dtrain.config import files
     from dtrain.config.manual import about
+    from dtrain.verb import own
 
     problems = list[str]()
-    own = own_words(topics, problems)
-    for sentence in own.complaints:
-        screen.complain(screen.on_one_line(sentence), begin="note: ")
-    with files.beside(own.files):
+    with own.beside(topics, problems) as complaints:
+        for sentence in complaints:
+            screen.complain(screen.on_one_line(sentence), begin="note: ")
         screen.say(about([topic for topic in topics if not topic.startswith("hydra.searchpath=")]).removesuffix("\n"))
     if problems:
         raise WordsError(*problems)

@@ -8,7 +8,9 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from dtrain import secrets
@@ -16,6 +18,8 @@ from dtrain.config.facts import about
 from dtrain.errors import PreflightError, WordsError, an
 from dtrain.planned import Part
 from dtrain.storage import hub
+
+HINT = "Is the package installed, or in this folder?"
 
 _trusted: Collection[str] | None = None
 """Packages that the user trusts while a plan is run; None: not set, and every name is allowed."""
@@ -152,8 +156,7 @@ def locate(name: str) -> Any:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == path != package
         if is_missing or isinstance(error, AttributeError):
             raise WordsError(f"{name}: {above} has no {last}.") from error
-        hint = "Is the package installed, or in this folder?"
-        raise WordsError(f"{name}: cannot be imported: {error}. {hint}") from error
+        raise WordsError(f"{name}: cannot be imported: {error}. {HINT}") from error
     if not callable(target):
         raise WordsError(f"{name} is {an(target)}, not a class or a function.")
     function = target
@@ -170,6 +173,21 @@ def locate(name: str) -> Any:
             "what it does."
         )
     return target
+
+
+def absent(part: Any) -> str:
+    """A sentence about the first package that a part names and that is not here, which `build` would refuse; empty if
+    all are here. None is imported.
+    """
+    if isinstance(part, list | tuple):
+        return next(filter(None, map(absent, part)), "")
+    if not isinstance(part, Mapping):
+        return ""
+    name = str(part.get("_target_", "dtrain"))
+    package = name.partition(".")[0]
+    if package not in sys.modules and find_spec(package) is None:
+        return f"{name}: cannot be imported: No module named {package!r}. {HINT}"
+    return absent([*part.values()])
 
 
 def _is_trusted(name: str) -> bool:

@@ -9,7 +9,7 @@
             └── MovedError 3   other storage was mounted at `out`
     RankError              1   a rank failed; carries the traceback of the first rank that failed
 
-0 is done, 75 preempted (run it again), 130 interrupted: see `dtrain.result.Result.exit_code`. 4 is a 1 of `dtrain run`,
+0 is done, 75 preempted (run it again), 130 interrupted: see `EXIT_CODES`. 4 is a 1 of `dtrain run`,
 which a job executes: it would fail again.
 """
 
@@ -18,10 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dtrain.secrets import masked
 
+Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked", "submitted"]
+"""How a run ended."""
+EXIT_CODES: dict[Status, int] = {
+    "finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1, "submitted": 0
+}  # fmt: skip
 FOR_GOOD = 4
 """Exit code of a process of a job that has failed, and would again."""
 HELP = {

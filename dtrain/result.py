@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import platform
 import resource
 import subprocess
 from dataclasses import asdict, dataclass, field
@@ -10,12 +9,13 @@ from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dtrain.config.environment import CODE
+from dtrain.config.installed import python, version
 from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
+from dtrain.errors import EXIT_CODES, Status
 
-Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked", "submitted"]
 SHAPE = {
     "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
@@ -25,9 +25,6 @@ SHAPE = {
 """The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 """Columns of metrics.jsonl about speed and memory, which differ between runs of the same words."""
-EXIT_CODES: dict[Status, int] = {
-    "finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1, "submitted": 0
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,16 +58,9 @@ class Result:
 
 @cache
 def _versions() -> dict[str, str]:
-    # not at the top, because `dtrain plan` must answer in half a second
-    from importlib.metadata import PackageNotFoundError, version
-
-    numbers = {"python": platform.python_version()}
-    for package in ("dtrain", "torch", "numpy", "hydra-core"):
-        try:
-            numbers[package] = version(package)
-        except PackageNotFoundError:  # a plain checkout is not installed
-            numbers[package] = "checkout"
-    return numbers
+    numbers = {"python": python()}
+    packages = ("dtrain", "torch", "numpy", "hydra-core")
+    return numbers | {package: version(package) or "checkout" for package in packages}
 
 
 def versions() -> dict[str, str]:

@@ -94,7 +94,7 @@ class Unsteady:
     def check(self, out: str) -> None:
         """Every commit under `out` is what was written, and the newest is no older than when this was asked last."""
         if self.trouble in ("", "full"):
-            attempts = list(survey.attempts(out)) if listed(out) else []
+            attempts = list(survey.attempts(listed(out)))
             wrong = [attempt.fault for attempt in attempts if attempt.status == "damaged"]
             wrong += [
                 fault

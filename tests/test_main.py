@@ -114,6 +114,20 @@ def test_plan_does_not_import_torch(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("checkpoint ls out=nowhere", "cannot find a checkpoint at nowhere: nothing is there"),
+        ("tokenize nowhere to=tokens", "cannot find nowhere: no file is there"),
+    ],
+)
+def test_a_place_where_nothing_is_costs_no_import_of_torch(words: str, sentence: str, tmp_path: Path) -> None:
+    code = "import sys; from dtrain.__main__ import main; code = main(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
+    command = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert done.returncode == 3 and sentence in done.stderr
+
+
 def test_help_lists_verbs_words_and_recipes(tmp_path: Path) -> None:
     done = dtrain("--help", cwd=tmp_path)
     assert done.returncode == 0

@@ -9,7 +9,7 @@ import pytest
 from pool import RankFailed, ranks
 
 from dtrain.errors import RankError
-from dtrain.launcher import run_rank
+from dtrain.launcher.rank import run_rank
 from dtrain.planned import Plan
 from dtrain.storage import store
 from dtrain.verb import verify

@@ -22,7 +22,7 @@ from dtrain.chat.making import NEVER, ROOM, SECONDS
 from dtrain.chat.template import RESERVED
 from dtrain.chat.tokenizer import Described, described
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowfile, rowindex, store
+from dtrain.storage import caching, rowfile, rowindex, store
 from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
 from dtrain.storage.rowindex import File, Indices
 
@@ -321,7 +321,7 @@ def _refuse(files: Sequence[TokenFile], wrong: NDArray[np.bool_], sentence: str,
 
 
 def _reader(data: Mapping[str, Any]) -> Reader:
-    cache, paths = rowindex.folder(data.get("cache")), data["path"]
+    cache, paths = caching.folder(data.get("cache")), data["path"]
     first = paths if isinstance(paths, str) else paths[0]
     if any(store.exists(store.join(first, name)) for name in SAVED):
         return Reader("hf", cache, split=data.get("split"), raw=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 from dtrain.chat.template import BrokenTemplate, Template
+from dtrain.config.installed import version
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError
 from dtrain.storage import hub, store

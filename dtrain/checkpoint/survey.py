@@ -10,7 +10,6 @@ from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.load import parse_file, read_file
 from dtrain.checkpoint.retention import scores_of
-from dtrain.errors import StoreError
 from dtrain.storage import attempts as listing
 from dtrain.storage import store
 
@@ -43,13 +42,10 @@ class Attempt:
         return self.listed.name
 
 
-def attempts(source: str) -> Iterator[Attempt]:
-    """The attempts at a run's `out`, a step's folder or one attempt, newest first. Raises StoreError if none exist."""
-    attempts_at = listing.listed_at(source)
-    if not attempts_at:
-        raise StoreError.during("find a checkpoint at", source, "nothing is there")
+def attempts(listed: Sequence[listing.Attempt]) -> Iterator[Attempt]:
+    """The attempts of a listing, in its order. Raises StoreError."""
     with ThreadPoolExecutor(commits.STREAMS) as pool:
-        yield from pool.map(_look, attempts_at)
+        yield from pool.map(_look, listed)
 
 
 def dispute(attempts: Sequence[Attempt]) -> str:

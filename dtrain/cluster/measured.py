@@ -7,14 +7,14 @@ many processes as cores, each on one thread. The file is bounded and checked num
 
 import json
 import os
-import platform
 import re
 import stat
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from dtrain.config.installed import version
 
 Figures = Mapping[str, Any]
 VERSION = 2
@@ -43,7 +43,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
 
 def identity(cpus: int) -> dict[str, Any]:
     """The processor, number of cores and torch, of which alone the figures are."""
-    return {"version": VERSION, "processor": processor(), "cpus": cpus, "torch": _torch()}
+    return {"version": VERSION, "processor": processor(), "cpus": cpus, "torch": version("torch")}
 
 
 def processor() -> str:
@@ -51,10 +51,12 @@ def processor() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
+        import platform
+
         return platform.processor() or platform.machine()
     names = ("vendor_id", "cpu family", "model", "model name", "stepping")
     found = {name.strip(): value.strip() for name, value in re.findall(r"^([\w ]+?)\s*:(.*)$", text, re.MULTILINE)}
-    return " ".join(found[name] for name in names if name in found) or platform.machine()
+    return " ".join(found[name] for name in names if name in found) or os.uname().machine
 
 
 def read(cpus: int, environ: Mapping[str, str] = os.environ) -> tuple[Figures | None, str]:
@@ -122,10 +124,3 @@ def _is_table_of_tables(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and LEAST <= value <= MOST  # which NaN is not
-
-
-def _torch() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""

@@ -14,7 +14,7 @@ from dtrain import secrets
 from dtrain.compose import here
 from dtrain.config import constraints, files, grammar
 from dtrain.config.elsewhere import LACKING, OURS
-from dtrain.config.facts import SHARED, about
+from dtrain.config.facts import SHARED, allowed_of
 from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, NAMED
 from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut, typed_at
@@ -98,12 +98,6 @@ class Vocabulary:
         if by_leaf:
             return f" Did you mean {by_leaf[0]}?"
         return nearest(key, [*ALLOWED, *HOLDERS, *arguments] if "." in key else [*TOPS, *GROUPS, "recipe"])
-
-
-def allowed_of(part: Mapping[str, Any], name: str) -> Any:
-    """The constraint on an argument: from the `_about_` of its word, otherwise the type of its default."""
-    stated = (about(part).get("allowed") or {}).get(name)
-    return constraints.of_type(part.get(name)) if stated is None else stated
 
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:

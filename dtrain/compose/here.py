@@ -19,13 +19,13 @@ import yaml
 
 from dtrain.config import files
 from dtrain.config.facts import wrong
+from dtrain.config.files import FILE, FOLDER
 from dtrain.config.schema import GROUPS, NAMED
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.recipe.document import Node, Slip, parse
 from dtrain.secrets import screen
 from dtrain.storage.store import is_local, local_path
 
-FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
 SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
 """Key of the file -> its word."""
 PACKAGE = "pkg://"

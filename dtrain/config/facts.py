@@ -147,6 +147,12 @@ def about(part: Part) -> Mapping[str, Any]:
     return facts
 
 
+def allowed_of(part: Mapping[str, Any], name: str) -> Any:
+    """The constraint on an argument: from the `_about_` of its word, otherwise the type of its default."""
+    stated = (about(part).get("allowed") or {}).get(name)
+    return constraints.of_type(part.get(name)) if stated is None else stated
+
+
 def fact(part: Part, name: str, default: Any = None) -> Any:
     """One fact of a part; an argument of the same name, such as `reshard` of fsdp, takes precedence."""
     return part[name] if name in part else about(part).get(name, default)

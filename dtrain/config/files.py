@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,8 @@ import dtrain
 from dtrain.errors import WordsError, first_line
 
 Node = dict[str, Any]
+FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
+"""Settings and words that a working folder may bring."""
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -36,6 +38,12 @@ def folder(name: str) -> Path:
         if path.is_dir():
             return path
     raise WordsError(f"the installation of dtrain is incomplete: no {name}/ inside or next to {here}.")
+
+
+def may_be_beside(words: Sequence[str]) -> bool:
+    """Whether a command with these words may have words of the user's own. That is known without reading them."""
+    has_folder = FOLDER.is_dir() and not FOLDER.samefile(folder("conf"))
+    return has_folder or FILE.exists() or any(word.startswith("hydra.searchpath=") for word in words)
 
 
 _beside: dict[tuple[str, str], Path] = {}

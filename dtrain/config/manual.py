@@ -139,11 +139,10 @@ def _word(group: str, word: str, only: str = "") -> Iterable[str]:
     part = files.node(group, word)
     sentences = files.sentences(files.path(group, word))
     yield f"{group}={word}  {sentences.get('', '')}"
-    allowed = facts.about(part).get("allowed", {})
     path = f"{group}.{word}" if group in LISTS else group
     for name, value in part.items():
         if name[0] != "_" and only in ("", name):
-            yield _row(f"{path}.{name}", value, allowed.get(name, constraints.of_type(value)), sentences.get(name, ""))
+            yield _row(f"{path}.{name}", value, facts.allowed_of(part, name), sentences.get(name, ""))
 
 
 def _row(key: str, default: object, allowed: object, sentence: str) -> str:

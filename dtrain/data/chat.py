@@ -26,7 +26,7 @@ from dtrain.data.collate import MASK
 from dtrain.data.packing import Packed
 from dtrain.data.split import Scattered
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowindex
+from dtrain.storage import caching
 
 STEP = 64
 """Rows that are padded to the longest of them are as long as a multiple of this: few shapes, which any mesh divides."""
@@ -55,7 +55,7 @@ class Chat:
         self._described = described(tokenizer, template)
         self._tokenizer = Tokenizer(self._described)
         self._padding, self._pad, self._mask, self._holdout = padding, padding_token, mask, holdout
-        self.bucket, self.cache = bucket, rowindex.folder(cache)
+        self.bucket, self.cache = bucket, caching.folder(cache)
         self._seen: int | None = None
 
     @property

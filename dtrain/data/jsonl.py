@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
+from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import Reader
-from dtrain.storage.rowindex import folder
 
 
 def build(

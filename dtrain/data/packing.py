@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.order import samples
 from dtrain.data.split import Blocks, Leading, Split
-from dtrain.storage import rowindex, rowlengths
+from dtrain.storage import caching, rowlengths
 
 GROUP = 4096
 """Rows that are packed together at most."""
@@ -227,7 +227,7 @@ def _kept(cache: Path | None, rows: Indices, lengths: Indices, borders: Indices,
     for array in (rows, lengths, borders):
         digest.update(np.ascontiguousarray(array, np.int64).data)
     stem = cache / f"packs-{digest.hexdigest()[:32]}"
-    with rowindex.locked(stem):
+    with caching.locked(stem):
         names = [Path(f"{stem}.{name}.npy") for name in ("counts", "ends", "pieces")]
         if not all(name.exists() for name in names):
             packs, counts = _of_blocks(rows, lengths, borders, window)

@@ -12,8 +12,9 @@ from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
 from dtrain.data.split import Blocks
+from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import Reader
-from dtrain.storage.rowindex import File, folder
+from dtrain.storage.rowindex import File
 
 
 def build(

@@ -24,7 +24,7 @@ from dtrain.data.packing import Packed
 from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.storage import rowindex, store
+from dtrain.storage import caching, store
 from dtrain.tokenizer import SEPARATOR, Tokenizer, kind_of, load
 from dtrain.tokenizer.pool import Document, encode
 
@@ -131,7 +131,7 @@ def encoded(path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column
 
 
 def cache_folder() -> Path:
-    return rowindex.folder(None)
+    return caching.folder(None)
 
 
 def _encode(documents: Iterable[Document], tokenizer: Tokenizer, target: Path, ends: Path) -> tuple[str, int]:

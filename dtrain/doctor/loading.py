@@ -7,14 +7,14 @@ is checked last.
 
 import importlib.util
 import json
-import platform
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from typing import Any
 
+from dtrain.config.installed import python, version
 from dtrain.doctor import Case, Finding
 from dtrain.storage import store
 from dtrain.storage.clients import SAME
@@ -73,13 +73,11 @@ def begin(code: str) -> Callable[[], Mapping[str, Any]]:
 
 def packages(case: Case) -> Iterable[Finding]:
     """Versions of dtrain's dependencies; all supported ones in one finding."""
-    good = [f"python {platform.python_version()}", f"dtrain {_version('dtrain') or 'from a checkout'}"]
+    good = [f"python {python()}", f"dtrain {version('dtrain') or 'from a checkout'}"]
     if sys.version_info < PYTHON:
-        yield Finding(
-            "python", "stop", f"{platform.python_version()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer"
-        )
+        yield Finding("python", "stop", f"{python()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer")
     for name, (least, below) in NEEDS.items():
-        installed = _version(name)
+        installed = version(name)
         wrong = judged(name, installed, least, below)
         if wrong:
             yield wrong
@@ -88,10 +86,10 @@ def packages(case: Case) -> Iterable[Finding]:
     yield Finding("packages", "ok", ", ".join(good))
 
 
-def judged(name: str, installed: str | None, least: str, below: str) -> Finding | None:
+def judged(name: str, installed: str, least: str, below: str) -> Finding | None:
     """The problem with the version of a package; None if it is supported."""
     spec = name + f">={least}" * bool(least) + f",<{below}" * bool(below)
-    if installed is None:
+    if not installed:
         return Finding(name, "stop", "is not installed", f"pip install '{spec}'")
     if (least and _number(installed) < _number(least)) or (below and _number(installed) >= _number(below)):
         return Finding(name, "stop", f"{installed} is not supported", f"pip install '{spec}'")
@@ -117,7 +115,7 @@ def client(case: Case) -> Iterable[Finding]:
         advice = "out=<a URL that fsspec knows>, such as s3://bucket/run"
         yield Finding("client", "stop", f"{scheme}:// cannot be used: {error}", advice)
     else:
-        yield Finding("client", "ok", f"{scheme}:// by {package} {_version(package) or ''}".rstrip())
+        yield Finding("client", "ok", f"{scheme}:// by {package} {version(package)}".rstrip())
 
 
 def torch(case: Case) -> Iterable[Finding]:
@@ -159,13 +157,6 @@ def _distribution(module: str) -> str:
     folder = "/".join(module.split(".")[:2])
     owners = (each.name for each in distributions() if any(str(path).startswith(folder) for path in each.files or ()))
     return next(owners, f"the package that brought {folder}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _number(text: str) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from dtrain.data import IGNORE, Batch, Growing, Indices, Source
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source, to_device
 from dtrain.data.windows import whole
-from dtrain.errors import PreflightError, WordsError, about_data
+from dtrain.errors import PreflightError, Status, WordsError, about_data
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load, other_data
 from dtrain.lifecycle.stop import StopSignal
@@ -31,7 +31,7 @@ from dtrain.model import evaluating, seeds
 from dtrain.model.limits import limits_of
 from dtrain.objective import answer
 from dtrain.planned import Plan
-from dtrain.result import Result, Status, versions
+from dtrain.result import Result, versions
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import place

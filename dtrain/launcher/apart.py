@@ -19,13 +19,13 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dtrain import secrets
 from dtrain.build import has_given
 from dtrain.config import environment, files
+from dtrain.config.installed import version
 from dtrain.errors import DtrainError, StoreError, WordsError, first_line, why
 from dtrain.launcher import process, zygote
 from dtrain.launcher.title import retitle
@@ -35,7 +35,7 @@ from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.stated import unstated
 from dtrain.result import versions
 from dtrain.secrets import screen
-from dtrain.storage import options, rowindex, store
+from dtrain.storage import caching, options, store
 from dtrain.tracing import shapes_of as trace_here
 
 PARTS = "model", "adapter", "data", "objective", "precision", "trust", "cluster", "device"
@@ -66,7 +66,7 @@ def shapes_of(plan: Plan) -> Shapes:
         raise WordsError(missing)
     key = _key(plan)
     if key not in _known:
-        _known[key] = _shared(rowindex.folder(None) / "shapes" / key, plan)
+        _known[key] = _shared(caching.folder(None) / "shapes" / key, plan)
     held = _known[key]["shards" if holding_of(plan).shards else "copies"]
     if "error" in held:
         raise WordsError(secrets.masked(held["error"]))
@@ -86,8 +86,7 @@ def known(plan: Plan) -> Shapes | None:
 
 def _key(plan: Plan) -> str:
     numbers = {name: number for name, number in versions().items() if name != "code"}
-    with contextlib.suppress(PackageNotFoundError):
-        numbers["transformers"] = version("transformers")
+    numbers["transformers"] = version("transformers")
     asked = plan.to_dict()
     told = numbers, str(Path.cwd()), {name: asked[name] for name in PARTS}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
@@ -97,7 +96,7 @@ def _shared(stem: Path, plan: Plan) -> Answer:
     """The answer for a plan, which one process of this host asks for and the others find in the cache."""
     kept = f"{stem}.json"
     try:
-        with rowindex.locked(stem, seconds=SECONDS):
+        with caching.locked(stem, seconds=SECONDS):
             answer = _kept(kept)
             if answer is None:
                 answer = _asked(plan)

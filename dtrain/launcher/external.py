@@ -21,14 +21,15 @@ from dtrain.cluster.allocation import OF_RANKS, adopt, external
 from dtrain.cluster.allocation import External as Place
 from dtrain.config.environment import SECRET
 from dtrain.config.facts import fact
-from dtrain.errors import PreflightError, RankError
-from dtrain.launcher import process, run_here
+from dtrain.errors import EXIT_CODES, PreflightError, RankError
+from dtrain.launcher import process
 from dtrain.launcher.local import attached
 from dtrain.launcher.local.started import agent_command
 from dtrain.launcher.meeting import meeting
+from dtrain.launcher.rank import run_here
 from dtrain.lifecycle import signals, unwatched
 from dtrain.planned import Plan
-from dtrain.result import EXIT_CODES, Result
+from dtrain.result import Result
 
 SUPERVISED = (
     "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "JSM_NAMESPACE_RANK", "SLURM_STEP_ID"

@@ -3,7 +3,7 @@
 import os
 
 from dtrain.cluster.allocation import OF_RANKS
-from dtrain.launcher import run_here
+from dtrain.launcher.rank import run_here
 from dtrain.planned import Plan
 from dtrain.result import Result
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.cluster.allocation import PORT
-from dtrain.errors import FOR_GOOD, PreflightError, WordsError
+from dtrain.errors import EXIT_CODES, FOR_GOOD, PreflightError, WordsError
 from dtrain.planned import Plan
-from dtrain.result import EXIT_CODES
 
 Object = dict[str, Any]
 

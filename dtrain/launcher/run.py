@@ -20,8 +20,8 @@ from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
+from dtrain.secrets.as_json import clean
 from dtrain.storage import attempts, lease, store
-from dtrain.storage.jsonl import clean
 
 NUMBERS = (
     "model", "adapter", "data", "objective", "optim", "schedule", "seed", "clip", "batch",

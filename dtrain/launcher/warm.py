@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dtrain.config.environment import COLD
-from dtrain.launcher import loading_torch
+from dtrain.launcher.rank import loading_torch
 from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import hub

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.errors import EXIT_CODES
 from dtrain.lifecycle.gpu_faults import XIDS, fault_of, of_xid
 from dtrain.lifecycle.stacks import current, dumped, waited
-from dtrain.result import EXIT_CODES
 
 Facts = dict[str, Any]
 

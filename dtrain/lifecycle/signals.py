@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from dtrain.result import EXIT_CODES
+from dtrain.errors import EXIT_CODES
 
 STOP_SIGNALS = (
     signal.SIGTERM,

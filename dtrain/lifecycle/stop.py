@@ -11,9 +11,9 @@ import time
 import torch
 
 from dtrain.config import environment
+from dtrain.errors import Status
 from dtrain.lifecycle import signals
 from dtrain.mesh import Mesh
-from dtrain.result import Status
 
 AGREE_SECONDS = 0.25
 """Seconds between two agreements of the ranks, and so the longest delay of a request."""

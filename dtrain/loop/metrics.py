@@ -33,8 +33,9 @@ from dtrain.planned import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.secrets import screen
+from dtrain.secrets.as_json import clean
 from dtrain.storage import attempts, store
-from dtrain.storage.jsonl import Journal, clean
+from dtrain.storage.jsonl import Journal
 
 PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
 DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")

@@ -20,7 +20,6 @@ from dtrain.config.files import recipes
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe.fetch import REACHABLE, named_hosts, refusal, resolves_inside
-from dtrain.report import best
 from dtrain.secrets import masked, screen
 from dtrain.storage import clients, store
 
@@ -75,6 +74,8 @@ def of_best(name: str) -> str:
     """
     if name.startswith(("http://", "https://")):  # where nothing can be listed
         return name
+    from dtrain.report import best
+
     since, url = _best.get(name, (-math.inf, name))
     if time.monotonic() - since > BEST_SECONDS:
         with store.patience(SECONDS), nullcontext() if store.is_local(name) else clients.from_a_person(name):

@@ -3,11 +3,9 @@
 dtrain requires.versions="['torch>=2.11',scikit-learn]" requires.gpus=1 requires.memory=40
 """
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
-
 import dtrain
 from dtrain.cluster import Cluster
+from dtrain.config.installed import python, version
 from dtrain.config.schema import Config
 from dtrain.errors import PreflightError
 
@@ -63,8 +61,5 @@ def _version(text: str) -> str:
 
 def _installed(name: str) -> str:
     """The installed version; empty if there is none."""
-    ours = {"dtrain": dtrain.__version__, "python": platform.python_version()}
-    try:
-        return ours.get(name) or version(name)
-    except PackageNotFoundError:
-        return ""
+    ours = {"dtrain": dtrain.__version__, "python": python()}
+    return ours.get(name) or version(name)

@@ -20,8 +20,8 @@ import yaml
 from dtrain.config import files
 from dtrain.config.schema import GROUPS, LISTS, WORDS, defaults
 from dtrain.config.structure import fault
-from dtrain.errors import StoreError
-from dtrain.result import EXIT_CODES, SHAPE
+from dtrain.errors import EXIT_CODES, StoreError
+from dtrain.result import SHAPE
 from dtrain.storage import lease, store
 from dtrain.storage.attempts import STEP
 

@@ -27,13 +27,13 @@ WEAK = re.compile(
 """Names that often mean something else: in running text, their value is masked only if it looks like a secret."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
 """Weak names whose secrets may be whole numbers."""
-SPECIAL = re.compile(
+SPECIAL = (
     r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
     r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|"
     r"next|no|num|pad|patch|per|prefix"
     r"|prompt|query|register|sep|sink|special|start|stop|suffix|think|tool|unk|video)_token$"
 )
-"""Names of models and tokenizers: tokens, next_token, pad_token."""
+"""Names of models and tokenizers, which end in token or tokens: tokens, next_token, pad_token."""
 HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
 """Names that contain other values: a text below them counts as a secret unless it is plainly none; in headers and
 cookies, the inner names decide.
@@ -113,7 +113,7 @@ def strength(name: str) -> int:
 def _strength(name: str) -> int:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
     plain = NUMBERED.sub("", words) or words
-    if SPECIAL.search(words) or SPECIAL.search(plain):
+    if any(each.endswith(("token", "tokens")) and re.search(SPECIAL, each) for each in (words, plain)):
         return 0
     if STRONG.search(plain) or STRONG.search(words):
         return 2

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -134,7 +133,7 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
     """
     if parents:
         makedirs(disk, path.parent)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     create(disk, part, [data])
     try:
         put(part, path)

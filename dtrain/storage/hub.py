@@ -6,19 +6,13 @@ would retry for a minute or more.
 
 import os
 import re
-import socket
-import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from threading import Event, Thread
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from dtrain.errors import PreflightError, first_line
 from dtrain.secrets import screen
@@ -28,11 +22,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Variables with which the user chooses; the client reads them at import."""
 NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 OF_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-SECONDS = 4.0
-"""Time limit for any answer, including name resolution."""
 
 
-class _Asking(MetaPathFinder):
+class _Asking:
     """An import finder for the client of the hub, which checks the hub before the client is executed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
@@ -149,7 +141,16 @@ def absent(name: str) -> str:
     return f"offline, and {constants.HF_HUB_CACHE} has nothing of it"
 
 
+def look_for(url: str) -> None:
+    """Raises PreflightError for a repository of which no file can be read here."""
+    name = url.removeprefix(SCHEME).partition("@")[0]
+    if reason := absent(name):
+        raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}{_not_here(name)}.")
+
+
 def _ask() -> None:
+    from dtrain.storage.answering import silence  # the modules of TLS and HTTP
+
     url = os.environ.get("HF_ENDPOINT", HUB)
     if any(name in os.environ for name in OFFLINE) or not (why := silence(url)):
         return
@@ -160,61 +161,3 @@ def _ask() -> None:
             f"{OFFLINE[0]}=0 leaves the waiting to its client."
         )
         screen.complain(message, begin="note: ")
-
-
-def silence(url: str) -> str:
-    """Why a server does not answer within SECONDS; empty if it does, or if that is unknown. For a proxy, only whether
-    it accepts connections.
-    """
-    server = urlsplit(url)
-    proxies, host = getproxies(), server.hostname or ""
-    proxy = proxies.get(server.scheme) or proxies.get("all")
-    proxied = bool(proxy) and not proxy_bypass(host)
-    try:
-        asked = urlsplit(proxy or "") if proxied else server
-        usual = {"http": 80, "https": 443}[asked.scheme]
-        port = asked.port or usual
-    except (KeyError, ValueError):  # another protocol or not a URL: the client reports it
-        return ""
-    reasons, over = list[str](), Event()
-
-    def ask(address: tuple[str, int]) -> None:
-        try:
-            with socket.create_connection(address, timeout=SECONDS) as connection:
-                reasons.append("" if proxied else _talk(connection, host, tls=asked.scheme == "https"))
-        except OSError as error:
-            reasons.append("timed out" if isinstance(error, TimeoutError) else error.strerror or str(error))
-        if "" in reasons:
-            over.set()
-
-    def ask_all() -> None:
-        try:
-            addresses = {
-                (str(entry[4][0]), port) for entry in socket.getaddrinfo(asked.hostname, port, type=socket.SOCK_STREAM)
-            }
-        except (OSError, UnicodeError) as error:
-            addresses = set()
-            reasons.append(getattr(error, "strerror", None) or str(error))
-        asking = [Thread(target=ask, args=(address,), daemon=True) for address in addresses]
-        for thread in asking:
-            thread.start()
-        for thread in asking:
-            thread.join()
-        over.set()
-
-    # in a thread: resolvers have timeouts of their own, and other addresses may answer where one does not
-    Thread(target=ask_all, daemon=True).start()
-    over.wait(SECONDS)
-    return "" if "" in reasons else (*reasons, "timed out")[0]
-
-
-def _talk(connection: socket.socket, host: str, *, tls: bool) -> str:
-    """Why a server accepts a connection but sends nothing. Raises OSError."""
-    try:
-        spoken = ssl._create_unverified_context().wrap_socket(connection, server_hostname=host) if tls else connection
-        spoken.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        return "" if spoken.recv(1) else "it closes the connection"
-    except ssl.SSLEOFError:
-        return "it closes the connection"
-    except ssl.SSLError:  # it did answer; the client judges the certificate
-        return ""

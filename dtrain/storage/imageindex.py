@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, StoreError
-from dtrain.storage import rowindex, store
+from dtrain.storage import caching, rowindex, store
 from dtrain.storage.imagefiles import (
     SUFFIXES,
     Entry,
@@ -110,7 +110,7 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | N
         (path,) = path
     path = _absolute(path)
     stem = _stem(path, cache, image, label)
-    with rowindex.locked(stem):
+    with caching.locked(stem):
         facts = _known(stem)
         if facts is None or not _is_current(path, facts):
             folders, others = dict[str, int](), list[str]()

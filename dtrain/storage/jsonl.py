@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dtrain import secrets
 from dtrain.config import environment
 from dtrain.errors import LeaseError, MovedError, StoreError
+from dtrain.secrets.as_json import clean
 from dtrain.storage import lease, store
 from dtrain.storage.disk import a_file, place
 from dtrain.storage.errors import explain
@@ -290,11 +290,6 @@ class Journal:
             self._file = -1
 
 
-def clean(value: Any) -> Any:
-    """`value` with secrets masked, and with null for numbers that JSON does not have."""
-    return _finite(secrets.redact_tree(value))
-
-
 def _identity(status: os.stat_result) -> tuple[int, int]:
     """Device and inode of a file."""
     return status.st_dev, status.st_ino
@@ -312,11 +307,3 @@ def _step(line: bytes) -> float:
     """The step of a row; infinity if it has none."""
     step = (_row(line) or {}).get("step")
     return step if type(step) is int else math.inf
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return {key: _finite(item) for key, item in value.items()} if isinstance(value, Mapping) else value

@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
@@ -245,7 +244,7 @@ def _record() -> Record:
         user = str(os.getuid())
     now, pid, owner = time.time(), os.getpid(), f"{user}@{socket.gethostname()}"
     process = {"owner": owner, "pid": pid, "place": _place(), "started": _started(pid)}
-    return {"id": uuid.uuid4().hex, **process, "begun": now, "renewed": now, "state": "held"}
+    return {"id": os.urandom(16).hex(), **process, "begun": now, "renewed": now, "state": "held"}
 
 
 @cache

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtrain.errors import StoreError, WordsError
+from dtrain.secrets.as_json import clean
 from dtrain.storage import store
-from dtrain.storage.jsonl import clean
 from dtrain.storage.parquetfile import library
 
 SUFFIXES = (".jsonl", ".parquet")

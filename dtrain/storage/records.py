@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from dtrain.config.constraints import is_number
 from dtrain.errors import PreflightError, WordsError, nearest
-from dtrain.storage import imageindex, imagerows, rowindex, tarindex
+from dtrain.storage import caching, imageindex, imagerows, tarindex
 from dtrain.storage.rowindex import Indices
 
 MISSING = "data=images and data=webdataset need the pillow package. Type: pip install 'dtrain[images]'"
@@ -99,7 +99,7 @@ def problem(part: Mapping[str, Any], format: str, *, trained: str | None) -> str
         return MISSING
     if text := _unfit(part["normalize"], 3 if part["colors"] == "rgb" else 1):
         return text
-    cache, given = rowindex.folder(part.get("cache")), {"image": part["image"], "label": part["label"]}
+    cache, given = caching.folder(part.get("cache")), {"image": part["image"], "label": part["label"]}
     try:
         images = opened(format, part["path"], cache, **given)
         if (trained or "").startswith("images-") and not str(trained).startswith(fingerprint(images)):

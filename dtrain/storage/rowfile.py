@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import arrowfile, linefile, parquetfile, rowindex, rowlengths, store
+from dtrain.storage import arrowfile, caching, linefile, parquetfile, rowindex, rowlengths, store
 from dtrain.storage.rowindex import File
 
 SUFFIXES = {
@@ -91,7 +91,7 @@ class Reader:
 
 def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
     """The reader that a part of data uses; `format` None: by the names of its files. Raises PreflightError."""
-    cache = rowindex.folder(data.get("cache"))
+    cache = caching.folder(data.get("cache"))
     if format:
         return Reader(format, cache, data.get("separator", "comma"), split=data.get("split"))
     (url, *_) = rowindex.found(path, [suffix for each in SUFFIXES.values() for suffix in each])

@@ -2,13 +2,9 @@
 file, and kept in the cache under the digest of its URL and of how it is read.
 """
 
-import fcntl
 import hashlib
 import json
-import math
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +16,7 @@ from numpy.typing import NDArray
 from dtrain import secrets
 from dtrain.errors import PreflightError, StoreError, WordsError, nearest
 from dtrain.secrets import screen
-from dtrain.storage import store
+from dtrain.storage import caching, store
 
 VERSION = 2
 SLOW = 3.0
@@ -83,7 +79,7 @@ def kept(
     StoreError.
     """
     at = stem(cache, url, how)
-    with locked(at):
+    with caching.locked(at):
         now, facts = store.fingerprint(url), facts_of(at)
         if facts is None or facts["fingerprint"] != now or not all(Path(f"{at}{end}").exists() for end in beside):
             with telling(f"making the index of {secrets.masked(url)}, once; it takes a while"):
@@ -126,39 +122,6 @@ def column(name: str, names: Sequence[str], where: str) -> None:
         raise WordsError(f"{where} has {names.count(name)} columns of the name {name}. Rename one.")
     if name not in names:
         raise WordsError(f"{where} has no column {name}.{nearest(name, names)}")
-
-
-@contextmanager
-def locked(stem: Path, *, seconds: float = math.inf) -> Iterator[None]:
-    """A context that one process of this host has at a time. Raises StoreError, also if another one has it for longer
-    than `seconds`.
-    """
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        with Path(f"{stem}.lock").open("w") as lock:
-            _lock(lock.fileno(), time.monotonic() + seconds)
-            yield
-    except OSError as error:
-        raise StoreError.during("keep the index of rows in", str(stem.parent), error.strerror or error) from error
-
-
-def _lock(file: int, deadline: float) -> None:
-    """Raises BlockingIOError at the deadline."""
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
-
-
-def folder(cache: str | None) -> Path:
-    """The folder of what is made once."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dtrain"
-    return Path(cache or base).expanduser()
 
 
 def stem(cache: Path, url: str, how: Sequence[Any]) -> Path:

@@ -9,18 +9,17 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
-from dtrain.build import trusting
+from dtrain.build import absent, trusting
 from dtrain.config import files
-from dtrain.config.facts import fact
-from dtrain.errors import StoreError
+from dtrain.config.facts import about, fact
+from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas, reference
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
 from dtrain.secrets import screen
-from dtrain.storage import store
-from dtrain.weights.owner import owner_of
+from dtrain.storage import hub, store
 
 LOOK_SECONDS = 4.0
 """Patience with the storage of a teacher, for which a person waits."""
@@ -35,6 +34,8 @@ def shapes_of(plan: Plan) -> Shapes:
     shapes = _of_model(plan)
     if not reference.is_teacher(plan) or not shapes.blocks:
         return shapes
+    from dtrain.weights.owner import owner_of
+
     name = str(plan.objective["teacher"])
     try:
         with store.patience(LOOK_SECONDS):
@@ -52,6 +53,7 @@ def _of_model(plan: Plan) -> Shapes:
     shapes = formulas.shapes(plan)
     if shapes is not None:
         return shapes
+    _look_for(plan)
     key = repr((plan.model, plan.adapter, plan.data, plan.objective, plan.precision, flowing(plan)))
     from dtrain.parallel.order import check
     from dtrain.strategy import fsdp
@@ -67,6 +69,26 @@ def _of_model(plan: Plan) -> Shapes:
                 fsdp.check(model)
             check(model, plan.mesh, pipeline=plan.pipeline, tensors=plan.tensor)
     return shapes
+
+
+def _look_for(plan: Plan) -> None:
+    """Raises WordsError or PreflightError for a package, or a place of weights, that the model needs and that is not
+    here: seconds before torch is loaded, and the model would say so.
+    """
+    if problem := absent([plan.model, plan.adapter, plan.data, plan.objective]):
+        raise WordsError(problem)
+    key = str(about(plan.model).get("weights_at") or "")
+    name = str(plan.model.get(key) or "")
+    place = hub.place(name)
+    if place.startswith(hub.SCHEME):
+        hub.look_for(place)
+    if name and store.is_local(place) and not store.local_path(place).exists():
+        from dtrain.weights.place import near
+
+        raise WordsError(
+            f"model.{key}={name}: nothing is there. Type a folder or URL of a model, or <organisation>/<name> of the "
+            f"Hugging Face hub. {near(place)}".rstrip()
+        )
 
 
 @contextmanager

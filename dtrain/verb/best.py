@@ -8,39 +8,23 @@ dtrain plan best json <words>                                                   
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from dtrain import tracing
 from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.planned import Plan
-from dtrain.predict import formulas, report
-from dtrain.predict.shapes import Shapes
+from dtrain.predict import report
 from dtrain.resolve import best, ranks
 from dtrain.resolve.auto import spelled
 from dtrain.resolve.search import Found, Layout
 from dtrain.secrets import screen
-from dtrain.storage.jsonl import clean
+from dtrain.secrets.as_json import clean
+from dtrain.verb.shapes import shapes_of
 
 MOST = 10
 TARGETS = "time", "cost"
 """The best layout has least of it: seconds of a step, or the price of the run."""
-
-
-def shapes_of(plan: Plan) -> Shapes:
-    """As `tracing.shapes_of`, which runs code of others only after a note about it."""
-    if plan.trust and formulas.shapes(plan) is None:
-        _announce(plan.trust)
-    return tracing.shapes_of(plan)
-
-
-@cache
-def _announce(trust: Sequence[str]) -> None:
-    runs = f"planning runs code of {', '.join(trust)}, which `trust` allows"
-    screen.complain(f"{runs}: it builds the model and reads one sample of the data.", begin="note: ")
 
 
 def run(words: Sequence[str]) -> int:

@@ -28,6 +28,7 @@ from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.predict.report import size
 from dtrain.secrets import screen
 from dtrain.storage import store
+from dtrain.storage.attempts import listed_at
 from dtrain.weights import SIZES, plain
 
 if TYPE_CHECKING:
@@ -61,15 +62,14 @@ def run(words: Sequence[str]) -> int:
         )
     options = _read(act, words[1:])
     source = run_at(words[1:], options["out"].rstrip("/"))
+    listed = listed_at(source)
+    chosen = [one for one in listed if "step" not in options or one.step == int(options["step"])]
+    if not chosen:
+        lacking = f"there is none of step {options['step']}" if listed else "nothing is there"
+        raise StoreError.during("find a checkpoint at", source, lacking)
     from dtrain.checkpoint import survey  # imports torch
 
-    attempts = [
-        attempt for attempt in survey.attempts(source) if "step" not in options or attempt.step == int(options["step"])
-    ]
-    if not attempts:
-        raise StoreError.during(
-            "find a checkpoint at", source, f"there is none{' of step ' + options['step'] if 'step' in options else ''}"
-        )
+    attempts = [*survey.attempts(chosen)]
     if act == "ls":
         screen.say(_table(attempts, _policy(source)))
         return 0

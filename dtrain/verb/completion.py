@@ -11,15 +11,14 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain.compose import own_words
-from dtrain.compose.check import allowed_of
 from dtrain.config import constraints, files
+from dtrain.config.facts import allowed_of
 from dtrain.config.manual import YOURS
 from dtrain.config.schema import ALLOWED, GROUPS, LISTED, LISTS, NAMED, WORDS
 from dtrain.config.verbs import VERBS
-from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
+from dtrain.verb import own
 
 BASH = """\
 _dtrain() {
@@ -78,7 +77,7 @@ BEHIND = {
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        with files.beside(own_words(words, []).files):
+        with own.beside(words, []):
             for each in found(words[1:]):
                 screen.say(each)
         return 0
@@ -129,6 +128,8 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
     if key in GROUPS:
         return files.groups()[key]
     if before[:1] == ["import"] and key == "as":
+        from dtrain.dialect import DIALECTS
+
         return DIALECTS
     if key == "recipe":
         return files.recipes()

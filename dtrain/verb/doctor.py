@@ -21,8 +21,8 @@ from dtrain.errors import DtrainError, PreflightError, WordsError
 from dtrain.launcher import apart, preflight
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
+from dtrain.secrets.as_json import clean
 from dtrain.storage import store
-from dtrain.storage.jsonl import clean
 
 
 def needed(case: Case) -> Iterable[Finding]:

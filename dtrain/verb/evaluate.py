@@ -23,8 +23,9 @@ from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.secrets import screen
+from dtrain.secrets.as_json import clean
 from dtrain.storage import lease, store
-from dtrain.storage.jsonl import Journal, clean
+from dtrain.storage.jsonl import Journal
 
 HARNESS = "lm_eval"
 

@@ -19,17 +19,15 @@ from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import spelling
 from dtrain.errors import WordsError
-from dtrain.launcher import apart
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
-from dtrain.predict import formulas, reference, report
+from dtrain.predict import report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
-from dtrain.storage.jsonl import clean
-from dtrain.verb import best, why
-from dtrain.verb.best import shapes_of
+from dtrain.secrets.as_json import clean
+from dtrain.verb.shapes import shapes_of
 
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
@@ -39,8 +37,12 @@ def run(words: Sequence[str]) -> int:
     if {"-m", "--multirun"} & set(words):
         return _sweep([word for word in words if word not in ("-m", "--multirun")])
     if words[:1] == ["best"]:
+        from dtrain.verb import best
+
         return best.run(words[1:])
     if words[:1] == ["why"] or "--why" in words:
+        from dtrain.verb import why
+
         return why.run([word for word in words if word not in ("why", "--why")])
     for_tools = list(words[:1]) == ["json"]
     words = words[for_tools:]
@@ -86,19 +88,6 @@ def say_left_out(config: Config) -> None:
 def explained(plan: Plan) -> str:
     """The plan with its predicted cost, as text."""
     return f"{show(plan)}\n{screen.rows(report.rows(plan, predict(plan, shapes_of(plan)), width=screen.width()))}"
-
-
-def before(plan: Plan) -> str:
-    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
-    torch can measure is not built for it.
-    """
-    reason = "beside a teacher" if reference.is_teacher(plan) else ""
-    shapes = None if reason else formulas.shapes(plan) or apart.known(plan)
-    if shapes is None:
-        return screen.rows([("memory", f"not predicted {reason or formulas.unknown(plan)}: dtrain plan does it")])
-    prediction = predict(plan, shapes)
-    warning = () if prediction.fits else (("warning", report.warning(prediction)),)
-    return screen.rows([*report.short(plan, prediction), *warning])
 
 
 def show(plan: Plan) -> str:

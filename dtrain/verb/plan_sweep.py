@@ -13,11 +13,11 @@ from dtrain.planned import Plan
 from dtrain.predict import report
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.secrets import screen
-from dtrain.storage.jsonl import clean
+from dtrain.secrets.as_json import clean
 from dtrain.sweep import foreign, jobs
 from dtrain.sweep.crew import split
 from dtrain.sweep.space import label, words
-from dtrain.verb.best import shapes_of
+from dtrain.verb.shapes import shapes_of
 from dtrain.verb.sweep import decided_for_slot
 
 

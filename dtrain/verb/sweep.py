@@ -24,7 +24,7 @@ from dtrain.config.environment import HANDED
 from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.config.word import cut
-from dtrain.errors import StoreError, WordsError, first_line
+from dtrain.errors import EXIT_CODES, StoreError, WordsError, first_line
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
@@ -33,7 +33,7 @@ from dtrain.recipe import requires
 from dtrain.report import facts
 from dtrain.report.runs import Run, below
 from dtrain.resolve import time_limit
-from dtrain.result import EXIT_CODES, note_code, source_digest
+from dtrain.result import note_code, source_digest
 from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import options, store
 from dtrain.sweep import agenda, folder, foreign, jobs, stop_request, trials

@@ -35,15 +35,19 @@ def run(words: Sequence[str]) -> int:
     paths, options = _read(words)
     to = options["to"].rstrip("/")
     connect([word for word in words if word.startswith("out_options")], to)
-    from dtrain.data.documents import documents_of  # imports torch
+    from dtrain.storage import caching, rowindex
+
+    for path in paths:
+        if path != "stdlib" and store.is_local(path):
+            rowindex.found(path)  # a slip of the pen is refused before torch is loaded
+    from dtrain.data.documents import documents_of
     from dtrain.data.text import cores, separated
-    from dtrain.storage import rowindex
     from dtrain.tokenizer import kind_of, load, shards
     from dtrain.tokenizer.pool import encode
 
     tokenizer = load(options.get("tokenizer", "bytes"), "tokenizer")
     place = paths[0] if len(paths) == 1 else paths
-    documents = documents_of(place, options.get("column"), rowindex.folder(options.get("cache")))
+    documents = documents_of(place, options.get("column"), caching.folder(options.get("cache")))
     bytes_ = round(_bytes(options.get("shard", SHARD)) or 0)
     identity = hashlib.sha256(json.dumps([shards.VERSION, tokenizer.name, documents.states, bytes_]).encode())
     about = {

@@ -14,17 +14,19 @@ from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
-from dtrain.launcher import apart, preflight, zygote
+from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import LOOK_SECONDS, finished
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
+from dtrain.predict import formulas, reference, report
+from dtrain.predict.prediction import predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.plan import before, say_left_out, show
+from dtrain.verb.plan import say_left_out, show
 
 OF_VERBS = {
     "verify": "verify", "expect": "verify", "predict": "predict",
@@ -68,6 +70,8 @@ def one(config: Config) -> Result:
     forks = first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached")
     zygote.begin() if forks else zygote.kill()  # a trace may have begun one
     if first:
+        from dtrain.launcher import preflight  # it reads weights of others; the words are right by now
+
         requires.check(config, cluster)
         build(plan.launcher).describe(plan)  # it refuses words before anything is written
         with store.patience(LOOK_SECONDS):
@@ -85,6 +89,19 @@ def one(config: Config) -> Result:
     if first:
         screen.say(farewell(plan, result))
     return result
+
+
+def before(plan: Plan) -> str:
+    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
+    torch can measure is not built for it.
+    """
+    reason = "beside a teacher" if reference.is_teacher(plan) else ""
+    shapes = None if reason else formulas.shapes(plan) or apart.known(plan)
+    if shapes is None:
+        return screen.rows([("memory", f"not predicted {reason or formulas.unknown(plan)}: dtrain plan does it")])
+    prediction = predict(plan, shapes)
+    warning = () if prediction.fits else (("warning", report.warning(prediction)),)
+    return screen.rows([*report.short(plan, prediction), *warning])
 
 
 def already_finished(plan: Plan, *, say: bool) -> Result | None:

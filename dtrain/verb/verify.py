@@ -29,8 +29,8 @@ from dtrain.recipe import expect, requires
 from dtrain.resolve import loop, resolve
 from dtrain.result import versions
 from dtrain.secrets import redact_arg, screen
+from dtrain.secrets.as_json import clean
 from dtrain.storage import store
-from dtrain.storage.jsonl import clean
 
 PLAIN: Mapping[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},

@@ -129,7 +129,7 @@ def by_dtrain(text: Path, steps: int, optim: str) -> None:
     torch.optim.AdamW.step = timed
     from dtrain.cluster import detect
     from dtrain.compose import compose
-    from dtrain.launcher import run_rank
+    from dtrain.launcher.rank import run_rank
     from dtrain.resolve import resolve
 
     words = ["recipe=shakespeare", f"data.path={text}", f"steps={steps}", f"out={tempfile.mkdtemp()}"]

@@ -13,7 +13,7 @@ from dtrain.config import hidden
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["difflib", "random", "tempfile"])
+@pytest.mark.parametrize("name", ["difflib", "random", "selectors"])
 def test_a_command_names_the_file_that_hides_a_module(name: str, tmp_path: Path) -> None:
     """In an interpreter of its own, which has none of them yet."""
     (tmp_path / f"{name}.py").write_text("x = 1\n")

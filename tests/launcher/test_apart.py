@@ -24,7 +24,7 @@ from dtrain.launcher import apart, process, zygote
 from dtrain.planned import Plan
 from dtrain.predict.shapes import Shapes
 from dtrain.resolve import resolve
-from dtrain.storage import rowindex, store
+from dtrain.storage import caching, store
 from dtrain.tracing import shapes_of
 from dtrain.train import train
 
@@ -192,7 +192,7 @@ def test_two_at_once_ask_once_and_one_that_waits_too_long_asks_itself(
         first, second = pool.map(lambda _: apart._shared(stem, one), range(2))
     assert first == second and len(asked) == 1
     monkeypatch.setattr(apart, "SECONDS", 0)
-    with rowindex.locked(stem):
+    with caching.locked(stem):
         assert apart._shared(stem, one) == first
     assert len(asked) == 2
 

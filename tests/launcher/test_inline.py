@@ -31,7 +31,7 @@ def test_a_loop_that_returns_no_result_is_named(tmp_path) -> None:
 
 LOADS = """
 import gc, weakref
-from dtrain.launcher import loading_torch
+from dtrain.launcher.rank import loading_torch
 
 class Circle:
     def __init__(self):

@@ -19,7 +19,7 @@ from small import plan
 
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import preflight
-from dtrain.storage import hub
+from dtrain.storage import answering, hub
 
 DEADLINE = 300
 CLIENT = "from dtrain.storage import hub\nhub.watch()\nfrom huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)"
@@ -69,21 +69,21 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_answer(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.silence(closed) == "Connection refused"
-    assert hub.silence("http://no-such-host.invalid")
+    assert answering.silence(closed) == "Connection refused"
+    assert answering.silence("http://no-such-host.invalid")
     with taking(socket.socket.close) as url:
-        assert hub.silence(url) in ("it closes the connection", "Connection reset by peer")
-        assert hub.silence(url.replace("http", "https"))
-    monkeypatch.setattr(hub, "SECONDS", 0.5)
+        assert answering.silence(url) in ("it closes the connection", "Connection reset by peer")
+        assert answering.silence(url.replace("http", "https"))
+    monkeypatch.setattr(answering, "SECONDS", 0.5)
     with taking(nothing) as url:
-        assert hub.silence(url) == "timed out"
-        assert hub.silence(url.replace("http", "https")) == "timed out"
+        assert answering.silence(url) == "timed out"
+        assert answering.silence(url.replace("http", "https")) == "timed out"
 
 
 def test_any_answer_is_one(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with taking(answer) as url:
-        assert hub.silence(url) == ""
-        assert hub.silence(url.replace("http", "https")) == "", (
+        assert answering.silence(url) == ""
+        assert answering.silence(url.replace("http", "https")) == "", (
             "its client is to say what is wrong with its certificate"
         )
         really = socket.getaddrinfo
@@ -93,19 +93,19 @@ def test_any_answer_is_one(closed: str, monkeypatch: pytest.MonkeyPatch) -> None
             return [entry for address in addresses for entry in really(address, port, *args, **more)]
 
         monkeypatch.setattr(socket, "getaddrinfo", both)
-        assert hub.silence(url.replace("127.0.0.1", "two-addresses")) == "", "one of them answers"
+        assert answering.silence(url.replace("127.0.0.1", "two-addresses")) == "", "one of them answers"
     for url in ("socks5://127.0.0.1:1", "http://127.0.0.1:port", "nonsense", ""):
-        assert hub.silence(url) == "", "its client is to say what is wrong with it"
+        assert answering.silence(url) == "", "its client is to say what is wrong with it"
 
 
 def test_a_proxy_is_asked_in_its_place(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", closed)
-    assert hub.silence("https://hub.example.org") == "Connection refused"
+    assert answering.silence("https://hub.example.org") == "Connection refused"
     with taking(nothing) as url:
         monkeypatch.setenv("https_proxy", url)
-        assert hub.silence("https://hub.example.org") == "", "only the hub itself is known to be silent"
+        assert answering.silence("https://hub.example.org") == "", "only the hub itself is known to be silent"
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        assert hub.silence(closed.replace("http", "https")) == "Connection refused"
+        assert answering.silence(closed.replace("http", "https")) == "Connection refused"
 
 
 def offline(**environ: str) -> bool:

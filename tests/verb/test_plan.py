@@ -11,7 +11,7 @@ from commands import COMMAND, Forked
 
 from dtrain import tracing
 from dtrain.__main__ import main
-from dtrain.verb import best
+from dtrain.verb import shapes
 
 BIG = [
     "model.layers=80",
@@ -183,41 +183,11 @@ def test_predictions_need_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
-    from dtrain.cluster import Cluster
-    from dtrain.compose import compose
-    from dtrain.resolve import resolve
-    from dtrain.verb.plan import before
-
-    small = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
-    tiny = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 10))
-    assert "warning" not in before(small)
-    assert "\nwarning " in before(tiny)
-
-
-def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from dtrain.cluster import Cluster
-    from dtrain.compose import compose
-    from dtrain.launcher import apart
-    from dtrain.predict import formulas
-    from dtrain.resolve import resolve
-    from dtrain.verb.plan import before
-
-    plan = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
-    shapes, own = formulas.shapes(plan), replace(plan, model={**plan.model, "_about_": {}})
-    assert "not predicted for a model that is not one of dtrain's" in before(own)
-    monkeypatch.setattr(apart, "_known", {apart._key(own): {}})
-    monkeypatch.setattr(apart, "shapes_of", lambda plan: shapes)
-    assert "not predicted" not in before(own)
-
-
 @pytest.mark.parametrize("search", [(), ("devices=2",), ("best", "json", "devices=2")], ids=["one", "auto", "best"])
 def test_a_plan_says_before_it_runs_code_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], search: tuple[str, ...]
 ) -> None:
-    best._announce.cache_clear()
+    shapes._announce.cache_clear()
     monkeypatch.setattr(tracing, "_traced", {})
     monkeypatch.delitem(sys.modules, "said_first", raising=False)
     (tmp_path / "said_first.py").write_text(
@@ -237,3 +207,22 @@ def test_a_plan_says_before_it_runs_code_of_others(
     assert errors.index("note: planning runs code of said_first") < errors.index("IT RUNS")
     assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0
     assert "runs code" not in capsys.readouterr().err, "a model of ours is known without running anything"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("model._target_=mypkg.Net", "trust=[mypkg]"), "mypkg.Net: cannot be imported: No module named 'mypkg'. Is "),
+        (("model=hf", "model.name=./lama"), "model.name=./lama: nothing is there. Type a folder or URL of a model, "),
+    ],
+    ids=["package", "weights"],
+)
+def test_parts_that_are_not_here_are_refused_without_torch(
+    words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    code = "import sys\nfrom dtrain.__main__ import main\ncode = main(sys.argv[1:])\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    (tmp_path / "llama").mkdir()
+    command = [sys.executable, "-c", code, "plan", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and sentence in done.stderr
+    assert ("Did you mean ./llama?" in done.stderr) == ("model=hf" in words)

@@ -17,7 +17,6 @@ import sys
 from dataclasses import dataclass
 
 from dtrain.config import environment
-from dtrain.launcher.local import attached
 from dtrain.planned import Plan
 from dtrain.result import Result
 
@@ -42,6 +41,8 @@ class Local:
         return f"{server}: {agents}"
 
     def launch(self, plan: Plan) -> Result:
+        from dtrain.launcher.local import attached  # processes and signals, which a plan shows and does not start
+
         return attached.launch(plan, **{**vars(self), "here": self._here(plan)})
 
     def _here(self, plan: Plan) -> int:

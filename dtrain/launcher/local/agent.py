@@ -26,16 +26,16 @@ from typing import Any
 from dtrain import cluster, secrets
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
-from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import preflight, process, run_rank
+from dtrain.errors import EXIT_CODES, PreflightError, StoreError, why
+from dtrain.launcher import preflight, process
 from dtrain.launcher.local import alike, files
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
+from dtrain.launcher.rank import run_rank
 from dtrain.launcher.warm import UnforkableError, load, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
-from dtrain.result import EXIT_CODES
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 

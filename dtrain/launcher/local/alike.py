@@ -6,10 +6,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dtrain.config.environment import CODE
+from dtrain.config.installed import version
 from dtrain.errors import StoreError
 from dtrain.planned import Plan
 from dtrain.result import note_code, source_digest, versions
@@ -70,14 +70,8 @@ def _python() -> str:
 
 def _packages(names: tuple[str, ...]) -> dict[str, str]:
     """Their versions; empty for one that is no installed distribution, such as a folder."""
-    numbers = {name: versions().get(name, "") for name in names}
-    for name in names:
-        if not numbers[name]:
-            try:
-                numbers[name] = version(name)
-            except (PackageNotFoundError, ValueError):
-                continue
-    return numbers
+    known = versions()
+    return {name: known.get(name) or version(name) for name in names}
 
 
 def _described(out: str) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DtrainError
-from dtrain.result import EXIT_CODES
+from dtrain.errors import EXIT_CODES, DtrainError
 from dtrain.storage import store
 
 

@@ -1,0 +1,31 @@
+"""What a training predicts before it begins."""
+
+from dataclasses import replace
+
+import pytest
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.launcher import apart
+from dtrain.planned import Plan
+from dtrain.predict import formulas
+from dtrain.resolve import resolve
+from dtrain.verb.train import before
+
+
+def planned(memory: int) -> Plan:
+    return resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=memory))
+
+
+def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
+    assert "warning" not in before(planned(1 << 30))
+    assert "\nwarning " in before(planned(1 << 10))
+
+
+def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(1 << 30)
+    shapes, own = formulas.shapes(plan), replace(plan, model={**plan.model, "_about_": {}})
+    assert "not predicted for a model that is not one of dtrain's" in before(own)
+    monkeypatch.setattr(apart, "_known", {apart._key(own): {}})
+    monkeypatch.setattr(apart, "shapes_of", lambda plan: shapes)
+    assert "not predicted" not in before(own)

@@ -115,7 +115,7 @@ def test_the_runs_of_the_figures_are_plans_for_one_gpu(chunk: str, monkeypatch: 
         decided = resolve(
             compose([*figures.COMMON.split(), *words.split(), f"objective.chunk={chunk}"]), Cluster(gpus=1, cpus=16)
         )
-        assert decided.device == "cuda" and decided.objective["chunk"] == (chunk if chunk == "auto" else 0)
+        assert decided.device == "cuda" and (decided.objective["chunk"] > 0) == (chunk == "auto")
 
 
 def test_communication_counts_as_hidden_while_another_kernel_runs() -> None:

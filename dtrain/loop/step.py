@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
-from dtrain.objective.head import deferring
+from dtrain.objective.head import deferring, is_compiled
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
@@ -64,6 +65,7 @@ def make_step(
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
     agreement, again = Agreement(model, mesh), isinstance(model, Pipeline) and model.shape.waits
+    deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
@@ -82,11 +84,10 @@ def make_step(
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
-                value = value.detach()
-                sums[name] = sums[name] + value if name in sums else value
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
             return loss.sum * weight
 
-        with deferring(chunk_asked(objective), again=again), context.active() if context else nullcontext():
+        with deferred(), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as absent:

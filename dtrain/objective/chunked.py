@@ -21,6 +21,7 @@ from dtrain.data import IGNORE
 from dtrain.mesh.sharding import offset
 from dtrain.objective import check_targets, fused
 from dtrain.objective.head import Deferred, local_parts
+from dtrain.predict.chunks import rows_for
 
 WRITTEN = {"cpu"}
 """Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
@@ -38,7 +39,7 @@ def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
 def cross_entropy(logits: Deferred, targets: Tensor) -> Tensor:
     """The same, summed; 0-dim."""
     # unscaled gradients would be too small for fp16
-    again = logits.again or logits.dtype == torch.float16 or not torch.is_grad_enabled()
+    again = logits.options.again or logits.dtype == torch.float16 or not torch.is_grad_enabled()
     return token_nats(logits, targets).sum() if again else _apply(_Sum, logits, targets)
 
 
@@ -64,14 +65,20 @@ def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
     if logits.loss is not None:
         return logits.loss(hidden, weight, bias, targets.numel() * (function is _Each), function is _Each)
     group = logits.weight.device_mesh.get_group() if isinstance(logits.weight, DTensor) else None
-    compiled = logits.compiled and hidden.device.type not in WRITTEN
-    vocabulary = Vocabulary(offset(logits.weight)[0], logits.shape[-1], group, logits.rows, logits.dtype, compiled)
+    compiled = logits.options.compiled and hidden.device.type not in WRITTEN
+    whole, rows = logits.shape[-1], logits.options.chunk
+    if isinstance(rows, str):
+        rows = rows_for(
+            targets.numel(), width=hidden.shape[-1], vocabulary=-(-whole // (group.size() if group else 1)),
+            bytes=logits.dtype.itemsize, device=hidden.device.type,
+        )  # fmt: skip
+    vocabulary = Vocabulary(offset(logits.weight)[0], whole, group, rows, logits.dtype, compiled)
     try:
         with torch.autocast(hidden.device.type, enabled=False):  # the types are chosen here, as in the backward
             nats: Tensor = function.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), vocabulary)
             return nats
     except (IndexError, RuntimeError):
-        check_targets(targets, logits.shape[-1])
+        check_targets(targets, whole)
         raise
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrain.planned import BLOCK
+from dtrain.predict.chunks import BLOCK
 
 
 def nats_(logits_RV: Tensor, target_R: Tensor, index_R: Tensor, counts_R: Tensor, *, compiled: bool) -> Tensor:

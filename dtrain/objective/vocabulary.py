@@ -17,7 +17,7 @@ from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets, chunked, nats
 from dtrain.objective.head import Deferred, untouched
-from dtrain.planned import LOSS_ROWS
+from dtrain.predict.chunks import LOSS_ROWS
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dtrain.config.facts import fact
-from dtrain.planned import BLOCK, LOSS_ROWS, Plan
+from dtrain.planned import Plan
+from dtrain.predict.chunks import BLOCK, LOSS_ROWS, rows_of
 from dtrain.predict.shapes import Block, Chunk, Shapes, Weight, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
@@ -187,13 +188,14 @@ def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float)
     the gradient of the weight, beside a product for it in 16 bits.
     """
     tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
-    numbers = min(chunk.rows, tokens) * chunk.vocabulary / tp
+    rows = rows_of(plan, chunk)
+    numbers = min(rows, tokens) * chunk.vocabulary / tp
     weight, narrow = 4 * chunk.numbers / tp * chunk.trained, chunk.bytes < 4
     again, cpu, high = block.backward_work > (1 + chunk.trained) * block.work, plan.device == "cpu", 0.0
     # fp32 logits that are not needed again are overwritten, and those of a kernel exist nowhere
     if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
         high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
-    before = weight * (tokens > chunk.rows)  # the sum of other chunks
+    before = weight * (tokens > rows)  # the sum of other chunks
     live = numbers * chunk.bytes + casts + max(high + before, weight * (1 + chunk.bytes / 4 * narrow))
     # autograd takes a gradient in fp32 as it is, and one in another type is a copy
     if again:

@@ -141,7 +141,7 @@ class Watch(TorchDispatchMode):
         logits.loss = self._loss
         split = any(each.style in HEADS for each in self.part.splits)
         self.chunk = Chunk(
-            logits.rows, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
+            logits.options.chunk, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
             logits.weight.numel(), split, logits.weight.requires_grad,
         )  # fmt: skip
 

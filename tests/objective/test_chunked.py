@@ -18,12 +18,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
+from dtrain.loop import step
 from dtrain.model.hf import TASKS
 from dtrain.objective import answer, chunked, fused
 from dtrain.objective.head import Deferred, Head, defer, deferring
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy, token_nats
-from dtrain.planned import CHUNK, LARGE_VOCABULARY, PipelineShape, chunk_of
+from dtrain.planned import PipelineShape
+from dtrain.predict.chunks import LARGE_VOCABULARY, in_chunks
 
 NEXT = PARTS["objective"]
 DDP, FSDP = STRATEGIES["ddp"], STRATEGIES["fsdp"]
@@ -56,7 +58,7 @@ def compiled(*arguments: Any, **changed: Any) -> dict[str, Any]:
     """`counted`, with the graphs of what is compiled where blocks are, on a GPU."""
     graphs = patch.object(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     fused._kernel.cache_clear()
-    with graphs, patch.object(chunked, "WRITTEN", ()), patch.object(Head, "compiled", True):
+    with graphs, patch.object(chunked, "WRITTEN", ()), patch.object(step, "is_compiled", return_value=True):
         made = counted(*arguments, **changed)
     fused._kernel.cache_clear()
     return made
@@ -261,10 +263,8 @@ def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:
 
 
 def test_a_large_vocabulary_is_chunked_and_a_small_one_is_not() -> None:
-    for device, rows in CHUNK.items():
-        assert chunk_of("auto", LARGE_VOCABULARY, device) == rows
-        assert chunk_of("auto", LARGE_VOCABULARY - 1, device) == chunk_of(0, 10**6, device) == 0
-        assert chunk_of(7, 13, device) == 7
+    assert in_chunks("auto", LARGE_VOCABULARY) and in_chunks(7, 13)
+    assert not in_chunks("auto", LARGE_VOCABULARY - 1) and not in_chunks(0, 10**6)
     assert type(deferred(small_gpt()).head) is Head
     model = small_gpt()
     defer(model, "auto")

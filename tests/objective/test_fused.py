@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dtrain.objective import chunked, fused
-from dtrain.objective.head import compile_loss, defer, deferring
+from dtrain.objective.head import defer, deferring, is_compiled
 from dtrain.objective.vocabulary import cross_entropy, token_nats
 
 # torch's own compiler warns of what else of torch it uses
@@ -138,9 +138,8 @@ def test_chunks_of_all_steps_are_two_graphs_without_a_break(graphs: list[Any], m
     monkeypatch.setattr(chunked, "WRITTEN", ())
     model = small_gpt()
     defer(model, ROWS)
-    model.head.compiled = True
     for length in (ROWS, 8, 10, 9, 8):
-        with deferring(ROWS):
+        with deferring(ROWS, compiled=True):
             batch = tokens(2, length)
             cross_entropy(model(batch), batch).backward()
     assert len(graphs) == 2
@@ -148,12 +147,9 @@ def test_chunks_of_all_steps_are_two_graphs_without_a_break(graphs: list[Any], m
 
 def test_the_loss_is_compiled_where_blocks_are() -> None:
     model = small_gpt()
-    defer(model, ROWS)
-    compile_loss(model)
-    assert not model.head.compiled
+    assert not is_compiled(model)
     model.blocks[0]._compiled_call_impl = model.blocks[0]._call_impl  # as its method compile does
-    compile_loss(model)
-    assert model.head.compiled
+    assert is_compiled(model)
 
 
 KERNELS = """

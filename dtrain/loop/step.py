@@ -77,7 +77,7 @@ def make_step(
         # `clip` makes up for it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
-        sums: dict[str, Tensor] = {}
+        scale, sums = torch.full((), weight, dtype=torch.float32, device=mesh.device), dict[str, Tensor]()
         missing: list[Collection[nn.Parameter]] = []
         agreement.begin()
 
@@ -85,9 +85,9 @@ def make_step(
             loss = loss_of(objective, outputs, batches[index], first)
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-            return loss.sum * weight
+            return loss.sum * scale if isinstance(model, Pipeline) else loss.sum
 
-        with deferred(), context.active() if context else nullcontext():
+        with deferred(weight=scale), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as absent:
@@ -99,7 +99,7 @@ def make_step(
                     with strategy.sync(model, index == len(batches) - 1) as absent:
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
-                        _backward(loss)
+                        _backward(loss, scale)
                     if absent is not None:
                         missing.append(tuple(absent))
         if not shapes:
@@ -113,14 +113,14 @@ def make_step(
     return step
 
 
-def _backward(loss: Tensor) -> None:
-    """Raises WordsError for a loss without a gradient."""
+def _backward(loss: Tensor, scale: Tensor) -> None:
+    """The gradients of `loss` times `scale`. Raises WordsError for a loss without a gradient."""
     if not loss.requires_grad:
         raise WordsError(
             "the loss does not depend on any trained parameter: the forward of the model or the objective detaches "
             "it. Look for detach(), no_grad(), item() or numpy() there."
         )
-    loss.backward()
+    loss.backward(scale.to(loss.dtype).view(loss.shape))  # the same memory, by which a chunked loss knows it
 
 
 def check(

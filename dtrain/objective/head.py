@@ -45,22 +45,27 @@ MARKS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_, _set_d
 @dataclass(frozen=True)
 class LossOptions:
     """How losses of a large vocabulary are computed: over chunks of so many tokens (`auto`; 0: of whole logits).
-    `again`: a backward computes the logits of chunks again. `compiled`: what lies between the products is.
+    `again`: a backward computes the logits of chunks again. `compiled`: what lies between the products is. `weight`:
+    the gradient of the loss that its backward will get, 0-dim, if it is this tensor: gradients of chunks are formed
+    with it.
     """
 
     chunk: int | str = 0
     again: bool = False
     compiled: bool = False
+    weight: Tensor | None = None
 
 
 _options = LossOptions()
 
 
 @contextmanager
-def deferring(chunk: int | str, *, again: bool = False, compiled: bool = False) -> Iterator[None]:
+def deferring(
+    chunk: int | str, *, again: bool = False, compiled: bool = False, weight: Tensor | None = None
+) -> Iterator[None]:
     """Inside, losses are computed so, and heads of a large vocabulary defer their products for them."""
     global _options
-    before, _options = _options, LossOptions(chunk, again, compiled)
+    before, _options = _options, LossOptions(chunk, again, compiled, weight)
     try:
         yield
     finally:

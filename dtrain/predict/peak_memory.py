@@ -184,8 +184,8 @@ def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float)
     `largest` gradient of a weight that are neither).
 
     Left is the gradient of the weight in fp32, formed in the forward but where the backward computes the chunks again.
-    In a chunk: the logits, of which a few rows are in fp32 too, the weight in the type of the products (`casts`), and
-    the gradient of the weight, beside a product for it in 16 bits.
+    In a chunk: the logits, of which a few rows are in fp32 too, the weight in the type of the products (`casts`), all
+    hidden states in it, and the gradient of the weight, on a CPU beside a product for it in 16 bits.
     """
     tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
     rows = rows_of(plan, chunk)
@@ -196,7 +196,10 @@ def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float)
     if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
         high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
     before = weight * (tokens > rows)  # the sum of other chunks
-    live = numbers * chunk.bytes + casts + max(high + before, weight * (1 + chunk.bytes / 4 * narrow))
+    product = weight * chunk.bytes / 4 * (narrow and cpu)
+    if not again and flowing(plan).param > chunk.bytes:
+        casts += tokens * chunk.numbers / chunk.vocabulary * chunk.bytes
+    live = numbers * chunk.bytes + casts + max(high + before, weight + product)
     # autograd takes a gradient in fp32 as it is, and one in another type is a copy
     if again:
         return 0.0, max(0.0, live - largest), largest

@@ -19,14 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import offset
-from dtrain.objective import check_targets, fused
+from dtrain.objective import check_targets, fused, head
 from dtrain.objective.head import Deferred, local_parts
 from dtrain.predict.chunks import rows_for
-
-WRITTEN = {"cpu"}
-"""Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
-compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
-"""
 
 
 def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
@@ -62,11 +57,11 @@ class Vocabulary:
 
 
 def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
-    hidden, head, bias = local_parts(logits)
+    hidden, matrix, bias = local_parts(logits)
     if logits.loss is not None:
-        return logits.loss(hidden, head, bias, targets.numel() * (function is _Each), function is _Each)
+        return logits.loss(hidden, matrix, bias, targets.numel() * (function is _Each), function is _Each)
     group = logits.weight.device_mesh.get_group() if isinstance(logits.weight, DTensor) else None
-    compiled = logits.options.compiled and hidden.device.type not in WRITTEN
+    compiled = logits.options.compiled and hidden.device.type not in head.WRITTEN
     whole, rows = logits.shape[-1], logits.options.chunk
     if isinstance(rows, str):
         rows = rows_for(
@@ -77,7 +72,7 @@ def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
     vocabulary = Vocabulary(first, whole, group, rows, product=logits.dtype, compiled=compiled, weight=weight)
     try:
         with torch.autocast(hidden.device.type, enabled=False):  # the types are chosen here, as in the backward
-            nats: Tensor = function.apply(hidden.flatten(0, -2), head, bias, targets.flatten(), vocabulary)
+            nats: Tensor = function.apply(hidden.flatten(0, -2), matrix, bias, targets.flatten(), vocabulary)
             return nats
     except (IndexError, RuntimeError):
         check_targets(targets, whole)

@@ -28,7 +28,7 @@ def nats_(
     0-dim. `target_R`: the logits of the targets, fp32.
     """
     if compiled:
-        nats_R: Tensor = _kernel(_nats_)(logits_RV, target_R, index_R, counts_R, scale)
+        nats_R: Tensor = kernel(_nats_)(logits_RV, target_R, index_R, counts_R, scale)
         return nats_R
     scale_R = scale * counts_R
     nats_R = torch.empty_like(target_R)
@@ -51,7 +51,7 @@ def sums(logits_RV: Tensor, *, compiled: bool) -> tuple[Tensor, Tensor]:
         sums_R = logits_RV.new_zeros(len(logits_RV), dtype=torch.float32)
         return torch.full_like(sums_R, -torch.inf), sums_R
     if compiled:
-        both: tuple[Tensor, Tensor] = _kernel(_sums)(logits_RV)
+        both: tuple[Tensor, Tensor] = kernel(_sums)(logits_RV)
         return both
     largest_R, sums_R = logits_RV.new_empty((2, len(logits_RV)), dtype=torch.float32)
     for rows in _blocks(logits_RV):
@@ -67,7 +67,7 @@ def gradient_(
     if not logits_RV.shape[1]:
         return
     if compiled:
-        _kernel(_gradient_)(logits_RV, largest_R, sums_R, index_R, scale_R)
+        kernel(_gradient_)(logits_RV, largest_R, sums_R, index_R, scale_R)
         return
     for rows in _blocks(logits_RV):
         out_BV, below_BV = logits_RV[rows], logits_RV[rows].float().sub_(largest_R[rows, None])
@@ -115,6 +115,6 @@ def _gradient_(logits_RV: Tensor, largest_R: Tensor, sums_R: Tensor, index_R: Te
 
 
 @cache
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for the rows of a chunk, and once for any fewer of them."""
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss compiled: once for the rows of a chunk, and once for any fewer of them."""
     return torch.compile(function)  # with fullgraph torch would stop a process that met more shapes than it keeps

@@ -56,7 +56,16 @@ class LossOptions:
     weight: Tensor | None = None
 
 
+WRITTEN = {"cpu"}
+"""Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
+compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
+"""
 _options = LossOptions()
+
+
+def compiles(logits: Tensor) -> bool:
+    """Whether the loss of these whole logits is compiled; not where a backward may run in two parts."""
+    return _options.compiled and not _options.again and logits.device.type not in WRITTEN
 
 
 @contextmanager

@@ -146,7 +146,9 @@ def _peak(plan: Plan, block: Block, peak_live: float, wide: int) -> tuple[float,
     its own, DTensors not in place (isTensorSubclassLike in torch/csrc/autograd/functions/accumulate_grad.h).
     """
     micro, state, several = plan.batch.microbatch, holding_of(plan), plan.batch.accumulate > 1
-    high = min(block.high.of(plan) * micro, LOSS_ROWS)
+    # of whole logits that a kernel reads, at least where none are split
+    compiled = plan.mesh.tp == plan.mesh.pp == 1 and not _as_written(plan)
+    high = 0.0 if compiled else min(block.high.of(plan) * micro, LOSS_ROWS)
     halves = plan.mesh.pp > 1 and fact(plan.pipeline.order, "splits_backward")
     if halves or not block.making:
         counts = [math.prod(gathered(plan, weight)) for weight in block.weights if weight.trained]
@@ -179,6 +181,11 @@ def _stacks(plan: Plan, weight: Weight) -> bool:
     return weight.experts and not (aligned and fact(plan.precision, "compute") == "bf16")
 
 
+def _as_written(plan: Plan) -> bool:
+    """Whether the loss is not compiled: on a GPU it is where blocks are."""
+    return plan.device == "cpu" or fact(plan.compile, "keeps") == "all"
+
+
 def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float) -> tuple[float, float, float]:
     """(bytes that a loss over chunks of logits leaves for its backward; those in its largest chunk; those of the
     `largest` gradient of a weight that are neither).
@@ -193,7 +200,7 @@ def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float)
     weight, narrow = 4 * chunk.numbers / tp * chunk.trained, chunk.bytes < 4
     again, cpu, high = block.backward_work > (1 + chunk.trained) * block.work, plan.device == "cpu", 0.0
     # fp32 logits that are not needed again are overwritten, and those of a kernel exist nowhere
-    if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
+    if (narrow or again or tp > 1) and _as_written(plan):
         high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
     before = weight * (tokens > rows)  # the sum of other chunks
     product = weight * chunk.bytes / 4 * (narrow and cpu)

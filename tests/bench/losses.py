@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from dtrain.compile.blocks import build as blocks
 from dtrain.model.gpt import GPT
-from dtrain.objective import chunked, vocabulary
+from dtrain.objective import chunked, head, vocabulary
 from dtrain.objective.head import Deferred, LossOptions, defer, deferring, is_compiled
 from dtrain.predict.chunks import rows_for
 
@@ -71,7 +71,7 @@ def losses(
 
     def by(module: Any, compiled: bool) -> Tensor:
         made = Deferred(hidden, weight, None, LossOptions(rows, compiled=compiled))
-        with patch.object(chunked, "WRITTEN", ()):  # on a CPU runs never compile it
+        with patch.object(head, "WRITTEN", ()):  # on a CPU runs never compile it
             loss: Tensor = module.cross_entropy(made, targets)
         return loss
 

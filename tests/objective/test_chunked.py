@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from dtrain.errors import WordsError
 from dtrain.loop import step
 from dtrain.model.hf import TASKS
-from dtrain.objective import answer, chunked, fused
+from dtrain.objective import answer, chunked, fused, head
 from dtrain.objective.head import Deferred, Head, LossOptions, defer, deferring
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy, token_nats
@@ -58,10 +58,10 @@ def counted(*arguments: Any, **changed: Any) -> dict[str, Any]:
 def compiled(*arguments: Any, **changed: Any) -> dict[str, Any]:
     """`counted`, with the graphs of what is compiled where blocks are, on a GPU."""
     graphs = patch.object(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    fused._kernel.cache_clear()
-    with graphs, patch.object(chunked, "WRITTEN", ()), patch.object(step, "is_compiled", return_value=True):
+    fused.kernel.cache_clear()
+    with graphs, patch.object(head, "WRITTEN", ()), patch.object(step, "is_compiled", return_value=True):
         made = counted(*arguments, **changed)
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     return made
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtrain.objective import chunked, fused
+from dtrain.objective import fused, head
 from dtrain.objective.head import defer, deferring, is_compiled
 from dtrain.objective.vocabulary import cross_entropy, token_nats
 
@@ -29,7 +29,7 @@ CLOSE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 def graphs() -> Iterator[list[Any]]:
     """What torch.compile was given to compile; it is run as it is written."""
     torch._dynamo.reset()
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     made: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -39,7 +39,7 @@ def graphs() -> Iterator[list[Any]]:
     compile = torch.compile
     with patch.object(torch, "compile", lambda function: compile(function, backend=keep, fullgraph=True)):
         yield made
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     torch._dynamo.reset()
 
 
@@ -136,7 +136,7 @@ def test_no_more_logits_in_fp32_than_a_block_exist(
 
 def test_chunks_of_all_steps_are_two_graphs_without_a_break(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a whole chunk, and one of any fewer tokens."""
-    monkeypatch.setattr(chunked, "WRITTEN", ())
+    monkeypatch.setattr(head, "WRITTEN", ())
     model = small_gpt()
     defer(model, ROWS)
     for length in (ROWS, 8, 10, 9, 8):

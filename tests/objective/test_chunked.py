@@ -99,6 +99,11 @@ def test_gradients_are_those_of_whole_logits(mesh: str) -> None:
     same(run(MESHES[mesh], UNTIED, 7), whole("untied"))
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 10**6])
+def test_one_chunk_and_several_have_the_gradients_of_whole_logits(chunk: int) -> None:
+    same(run((PARTS["strategy"], {}, {}), UNTIED, chunk), whole("untied"))
+
+
 @pytest.mark.campaign("8 ranks")
 @pytest.mark.parametrize("mesh", MORE)
 def test_gradients_are_those_of_whole_logits_on_more_ranks(mesh: str) -> None:

@@ -1,6 +1,7 @@
 """The elementwise part of a chunked cross entropy: gradients of torch's own, as it is written and compiled, without logits in fp32."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtrain.objective import fused, head
+from dtrain.objective import fused, head, vocabulary
 from dtrain.objective.head import defer, deferring, is_compiled
 from dtrain.objective.vocabulary import cross_entropy, token_nats
 
@@ -191,11 +192,12 @@ def online_softmaxes(function: Callable[..., Any], *inputs: Any) -> int:
     """Passes that join a maximum and a sum, of those that torch's compiler makes of a function on a GPU: its own pass
     over the graph, without a GPU.
     """
+    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes import post_grad
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        traced = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape, dtype in inputs))
+        traced = make_fx(function, select_decomp_table())(*(torch.empty(shape, dtype=dtype) for shape, dtype in inputs))
         for node in traced.graph.nodes:
             if isinstance(value := node.meta.get("val"), Tensor):
                 node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
@@ -215,4 +217,5 @@ def test_the_compiler_makes_one_pass_of_maximum_and_sum() -> None:
     row, index, scale = ((ROWS,), torch.float32), ((ROWS,), torch.int64), ((), torch.float32)
     assert online_softmaxes(fused._sums, logits) == 1
     assert online_softmaxes(fused._nats_, logits, row, index, row, scale) == 1
+    assert online_softmaxes(partial(vocabulary._of_torch, reduction="sum"), logits, index) == 1
     assert online_softmaxes(without_kept_dims, logits) == 0, "the count sees nothing"

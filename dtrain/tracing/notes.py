@@ -151,7 +151,8 @@ class Watch(TorchDispatchMode):
         work = hidden.shape[:-1].numel() * weight.numel()
         self.part.work += work
         self.part.backward_work += (1 + weight.requires_grad + again) * work
-        loss: Tensor = HeadLoss.apply(hidden, weight, bias, count, product, self.expect)  # type: ignore[no-untyped-call]
+        given = hidden, weight, bias, count, product, self.expect
+        loss: Tensor = HeadLoss.apply(*given)  # type: ignore[no-untyped-call]
         return loss
 
     def expect(self, weight: Tensor) -> Tensor:

@@ -457,3 +457,13 @@ def test_models_of_transformers(kind: str, task: str, computed: int, monkeypatch
         assert (here is None) == (there is None)
         if there is not None:
             torch.testing.assert_close(here, there, rtol=0, atol=2e-6 * there.abs().max().item() + 1e-9)
+
+
+@pytest.mark.gpu
+def test_a_gpu_adds_products_of_16_bits_in_fp32() -> None:
+    a, b = (torch.randn(4096, n, device="cuda").bfloat16() for n in (1000, 256))
+    once = chunked.wide_product(None, a.T, b)
+    twice = chunked.wide_product(once.clone(), a.T, b)
+    right = a.T.double() @ b.double()
+    torch.testing.assert_close(once.double(), right, rtol=0, atol=1e-5 * right.abs().max().item())
+    torch.testing.assert_close(twice.double(), 2 * right, rtol=0, atol=2e-5 * right.abs().max().item())

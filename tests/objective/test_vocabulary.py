@@ -251,3 +251,17 @@ def test_the_objective_takes_them_and_the_whole_is_never_gathered() -> None:
     for names, (same, whole) in on_resident_mesh(asked, tp=2):
         assert same and whole
         assert names and not any("gather" in name for name in names)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns of what else of torch it uses
+def test_whole_logits_on_a_gpu_have_the_loss_and_gradients_of_torch() -> None:
+    logits, targets = drawn(4096, scale=8.0, dtype=torch.bfloat16), targets_of(4096, 4)
+    loss, gradient = of_torch(logits, targets)
+    leaf = logits.cuda().requires_grad_()
+    with deferring(0, compiled=True):
+        found = cross_entropy(leaf, targets.cuda())
+    (found * WEIGHT).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(found.detach().cpu(), loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(leaf.grad.cpu(), gradient, rtol=0, atol=1e-2)

@@ -122,26 +122,6 @@ class BatchShape:
         return self.microbatch * self.accumulate
 
 
-LARGE_VOCABULARY = 8192
-CHUNK = {"cpu": 512, "cuda": 2048}
-"""Tokens whose logits exist at a time where the vocabulary is large; a GPU multiplies fewer rows slowly: on an H200 the
-loss of 8,192 tokens and a vocabulary of 128,256 takes 50 ms by 512 tokens, 36 by 2,048 and 34 by 8,192.
-"""
-BLOCK = {"cpu": 1 << 20, "cuda": 32 << 20}
-"""Bytes of the logits that a loss has in fp32 at a time where it is not compiled, so that they stay in the cache of a
-core, or of a GPU.
-"""
-LOSS_ROWS = 64 << 20
-"""Bytes of the logits in 16 bits that any other loss has in fp32 at a time."""
-
-
-def chunk_of(chunk: int | str, vocabulary: int, device: str) -> int:
-    """Tokens whose logits exist at a time, of an objective's `chunk`: 0 for all at once."""
-    if isinstance(chunk, str):
-        return CHUNK.get(device, CHUNK["cpu"]) if vocabulary >= LARGE_VOCABULARY else 0
-    return chunk
-
-
 @dataclass(frozen=True)
 class Plan:
     """One run, decided. Ranks read this, never the command line, so they agree."""

@@ -5,6 +5,7 @@ Every forward starts from the buffers of training and its own random seed, so it
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dtrain.model import evaluating, seeds
 from dtrain.model.limits import limits_of
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
 from dtrain.objective.figures import figures
-from dtrain.objective.head import deferring
+from dtrain.objective.head import deferring, is_compiled
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
@@ -88,13 +89,13 @@ def evaluate(
 ) -> dict[str, float]:
     """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts.
 
-    All ranks call it and run the same number of forwards. `metrics`: further figures. `enough` is called before each
-    forward, on all ranks: True cuts the evaluation short, without metrics. `tell` is called with a warning if the model
-    draws random numbers.
+    All ranks call it and run the same number of forwards. `metrics`: figures of whole logits. `enough` is called before
+    each forward, on all ranks: True cuts the evaluation short, without metrics. `tell` is called with a warning if the
+    model draws random numbers.
     """
     indices, first, limits = chosen(source, samples), Shapes(), limits_of(model)
     sums, count = dict[str, torch.Tensor](), 0
-    chunk = 0 if metrics else chunk_asked(objective)  # metrics read all logits
+    deferred = partial(deferring, 0 if metrics else chunk_asked(objective), compiled=is_compiled(model))
     if metrics:
         metrics.begin()
     with evaluating(model) as put_back:
@@ -112,7 +113,7 @@ def evaluate(
             batch = to_device(batch, mesh.device)
             compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
-            with deferring(chunk), precision.autocast(mesh.device), context.active() if context else nullcontext():
+            with deferred(), precision.autocast(mesh.device), context.active() if context else nullcontext():
                 outputs = call(model, inputs_of(objective, batch, context))
                 loss = loss_of(objective, outputs, compared(reference, batch, objective, context), first)
                 if metrics:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
-from dtrain.objective.head import deferring
+from dtrain.objective.head import deferring, is_compiled
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
@@ -66,8 +67,8 @@ def make_step(
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
-    news = News(Agreement(model, mesh, every=every), mesh)
-    again, chunk = isinstance(model, Pipeline) and model.shape.waits, chunk_asked(objective)
+    news, again = News(Agreement(model, mesh, every=every), mesh), isinstance(model, Pipeline) and model.shape.waits
+    deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
@@ -80,16 +81,15 @@ def make_step(
         # `clip` makes up for it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
-        sums: dict[str, Tensor] = {}
+        scale, sums = torch.full((), weight, dtype=torch.float32, device=mesh.device), dict[str, Tensor]()
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
-                value = value.detach()
-                sums[name] = sums[name] + value if name in sums else value
-            return loss.sum * weight
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+            return loss.sum * scale if isinstance(model, Pipeline) else loss.sum
 
-        with deferring(chunk, again=again), context.active() if context else nullcontext():
+        with deferred(weight=scale), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as missing:
@@ -102,7 +102,7 @@ def make_step(
                         news.add(missing)
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
-                        _backward(loss)
+                        _backward(loss, scale)
         if not shapes:
             drawn.extend(seeds.drawn(seed, number, mesh.batch_rank))
             shapes.update(agreed(objective, first, mesh))
@@ -113,14 +113,14 @@ def make_step(
     return step
 
 
-def _backward(loss: Tensor) -> None:
-    """Raises WordsError for a loss without a gradient."""
+def _backward(loss: Tensor, scale: Tensor) -> None:
+    """The gradients of `loss` times `scale`. Raises WordsError for a loss without a gradient."""
     if not loss.requires_grad:
         raise WordsError(
             "the loss does not depend on any trained parameter: the forward of the model or the objective detaches "
             "it. Look for detach(), no_grad(), item() or numpy() there."
         )
-    loss.backward()
+    loss.backward(scale.to(loss.dtype).view(loss.shape))  # the same memory, by which a chunked loss knows it
 
 
 def check(

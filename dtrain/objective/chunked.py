@@ -19,13 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import offset
-from dtrain.objective import check_targets, fused
+from dtrain.objective import check_targets, fused, head
 from dtrain.objective.head import Deferred, local_parts
-
-WRITTEN = {"cpu"}
-"""Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
-compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
-"""
+from dtrain.predict.chunks import rows_for
 
 
 def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
@@ -38,14 +34,14 @@ def token_nats(logits: Deferred, targets: Tensor) -> Tensor:
 def cross_entropy(logits: Deferred, targets: Tensor) -> Tensor:
     """The same, summed; 0-dim."""
     # unscaled gradients would be too small for fp16
-    again = logits.again or logits.dtype == torch.float16 or not torch.is_grad_enabled()
+    again = logits.options.again or logits.dtype == torch.float16 or not torch.is_grad_enabled()
     return token_nats(logits, targets).sum() if again else _apply(_Sum, logits, targets)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """This rank's part of it: from `first` on, of `whole` tokens, split over `group`; `rows` tokens are a chunk, whose
-    matrices are multiplied in `product`. `compiled`: what lies between these products is.
+    matrices are multiplied in `product`. `compiled`: what lies between these products is. `weight`: as in LossOptions.
     """
 
     first: int
@@ -54,32 +50,40 @@ class Vocabulary:
     rows: int
     product: torch.dtype
     compiled: bool
+    weight: Tensor | None
 
     def chunks(self, count: int) -> Iterator[slice]:
         return (slice(first, first + self.rows) for first in range(0, count, self.rows))
 
 
 def _apply(function: Any, logits: Deferred, targets: Tensor) -> Tensor:
-    hidden, weight, bias = local_parts(logits)
+    hidden, matrix, bias = local_parts(logits)
     if logits.loss is not None:
-        return logits.loss(hidden, weight, bias, targets.numel() * (function is _Each), function is _Each)
+        return logits.loss(hidden, matrix, bias, targets.numel() * (function is _Each), function is _Each)
     group = logits.weight.device_mesh.get_group() if isinstance(logits.weight, DTensor) else None
-    compiled = logits.compiled and hidden.device.type not in WRITTEN
-    vocabulary = Vocabulary(offset(logits.weight)[0], logits.shape[-1], group, logits.rows, logits.dtype, compiled)
+    compiled = logits.options.compiled and hidden.device.type not in head.WRITTEN
+    whole, rows = logits.shape[-1], logits.options.chunk
+    if isinstance(rows, str):
+        rows = rows_for(
+            targets.numel(), width=hidden.shape[-1], vocabulary=-(-whole // (group.size() if group else 1)),
+            bytes=logits.dtype.itemsize, device=hidden.device.type,
+        )  # fmt: skip
+    first, weight = offset(logits.weight)[0], logits.options.weight
+    vocabulary = Vocabulary(first, whole, group, rows, product=logits.dtype, compiled=compiled, weight=weight)
     try:
         with torch.autocast(hidden.device.type, enabled=False):  # the types are chosen here, as in the backward
-            nats: Tensor = function.apply(hidden.flatten(0, -2), weight, bias, targets.flatten(), vocabulary)
+            nats: Tensor = function.apply(hidden.flatten(0, -2), matrix, bias, targets.flatten(), vocabulary)
             return nats
     except (IndexError, RuntimeError):
-        check_targets(targets, logits.shape[-1])
+        check_targets(targets, whole)
         raise
 
 
 class Chunks:
-    """The tokens in order, with the weight and bias in the type of the products."""
+    """The tokens in order, with hidden states, weight and bias in the type of the products."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Vocabulary) -> None:
-        self._hidden, self._how = hidden, how
+        self._hidden, self._how = hidden.to(how.product), how
         self.weight_VC = weight.to(how.product)
         self._bias = None if bias is None else bias.to(how.product)
         index = targets - how.first
@@ -92,16 +96,17 @@ class Chunks:
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor]:
         """(hidden states, logits) of a chunk, in the type of the products."""
-        x_RC = self._hidden[rows].to(self._how.product)
+        x_RC = self._hidden[rows]
         return x_RC, F.linear(x_RC, self.weight_VC, self._bias)
 
-    def nats_(self, rows: slice, logits_RV: Tensor) -> Tensor:
-        """Cross entropy of each token of a chunk; `logits_RV` becomes the gradient of their sum."""
+    def nats_(self, rows: slice, logits_RV: Tensor, scale: Tensor) -> Tensor:
+        """Cross entropy of each token of a chunk; `logits_RV` becomes the gradient of their sum, times `scale`."""
         if self._how.group is None:
             targets_R, index_R, counts_R = self._targets(rows, logits_RV), self._index[rows], self.counts[rows]
-            return fused.nats_(logits_RV, targets_R, index_R, counts_R, compiled=self._how.compiled)
+            compiled = self._how.compiled
+            return fused.nats_(logits_RV, targets_R, index_R, counts_R=counts_R, scale=scale, compiled=compiled)
         nats_R, sums_2R = self.nats(rows, logits_RV)
-        self.gradient_(rows, logits_RV, sums_2R, torch.ones_like(nats_R))
+        self.gradient_(rows, logits_RV, sums_2R, scale)
         return nats_R
 
     def nats(self, rows: slice, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,9 +125,9 @@ class Chunks:
         sums_R, below_R = both_2R
         return (sums_R.log() - below_R) * self.counts[rows], torch.stack((largest_R, sums_R))
 
-    def gradient_(self, rows: slice, logits_RV: Tensor, sums_2R: Tensor, scale_R: Tensor) -> None:
-        """`logits_RV` becomes the gradient of the tokens of a chunk, times `scale`."""
-        (largest_R, sums_R), scale_R = sums_2R, scale_R * self.counts[rows]
+    def gradient_(self, rows: slice, logits_RV: Tensor, sums_2R: Tensor, scale: Tensor) -> None:
+        """`logits_RV` becomes the gradient of the tokens of a chunk, times `scale`, of each or 0-dim."""
+        (largest_R, sums_R), scale_R = sums_2R, scale * self.counts[rows]
         fused.gradient_(logits_RV, largest_R, sums_R, self._index[rows], scale_R, compiled=self._how.compiled)
 
     def _targets(self, rows: slice, logits_RV: Tensor) -> Tensor:
@@ -133,26 +138,21 @@ class Chunks:
 
 
 class Gradients:
-    """Those of hidden states, weight and bias, of which some are `needed`, gathered over the chunks; that of the weight
-    in fp32.
+    """Those of hidden states, weight and bias, of which some are `needed`, gathered over the chunks: in the type of the
+    products, those of weight and bias in fp32.
     """
 
-    def __init__(self, hidden: Tensor, needed: tuple[bool, ...]) -> None:
+    def __init__(self, hidden: Tensor, needed: tuple[bool, ...], product: torch.dtype) -> None:
         self._needed = needed
-        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.hidden = torch.empty_like(hidden, dtype=product) if needed[0] else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
 
     def add(self, rows: slice, x_RC: Tensor, gradient_RV: Tensor, weight_VC: Tensor) -> None:
         if self.hidden is not None:
-            self.hidden[rows] = gradient_RV @ weight_VC
+            torch.mm(gradient_RV, weight_VC, out=self.hidden[rows])
         if self._needed[1]:
-            if self.weight is None:
-                self.weight = (gradient_RV.T @ x_RC).float()
-            elif x_RC.dtype == torch.float32:
-                self.weight.addmm_(gradient_RV.T, x_RC)
-            else:
-                self.weight.add_(gradient_RV.T @ x_RC)
+            self.weight = wide_product(self.weight, gradient_RV.T, x_RC)
         if self._needed[2]:
             bias_V = gradient_RV.float().sum(0)
             self.bias = bias_V if self.bias is None else self.bias.add_(bias_V)
@@ -161,29 +161,57 @@ class Gradients:
         return [self.hidden, self.weight, self.bias]
 
 
+def wide_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """`total` in fp32, if there is one, plus a @ b: in its place, and on an NVIDIA GPU without a product in 16 bits."""
+    if a.dtype == torch.float32:
+        return a @ b if total is None else total.addmm_(a, b)
+    if not writes_wide(a.device.type):
+        return (a @ b).float() if total is None else total.add_(a @ b)
+    if total is None:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+
+
+def writes_wide(device: str) -> bool:
+    """Whether products of matrices in 16 bits can be written in fp32 (https://github.com/pytorch/pytorch/pull/150812).
+    ROCm refuses them.
+    """
+    return device == "cuda" and torch.version.hip is None
+
+
+def _is_same(one: Tensor, other: Tensor | None) -> bool:
+    """Whether both are one number in memory, which is known without reading it."""
+    return other is not None and one.data_ptr() == other.data_ptr()
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, bias: Tensor | None, targets_N: Tensor, how: Vocabulary
     ) -> Tensor:
         chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, how)
-        gradients, total = Gradients(hidden_NC, ctx.needs_input_grad), hidden_NC.new_zeros((), dtype=torch.float32)
+        gradients = Gradients(hidden_NC, ctx.needs_input_grad, how.product)
+        total = hidden_NC.new_zeros((), dtype=torch.float32)
+        scale = torch.ones_like(total) if how.weight is None else how.weight
 
         def add(rows: slice) -> Tensor:  # in which a chunk ends before the next begins
             x_RC, logits_RV = chunks.logits(rows)
-            nats_R = chunks.nats_(rows, logits_RV)
+            nats_R = chunks.nats_(rows, logits_RV, scale)
             gradients.add(rows, x_RC, logits_RV, chunks.weight_VC)
             return nats_R.sum()
 
         for rows in how.chunks(len(hidden_NC)):
             total += add(rows)
-        ctx.gradients = gradients.every()
+        ctx.gradients, ctx.weight = gradients.every(), how.weight
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None  # which are used up: a second backward is an error
-        return (*(each if each is None else each.mul_(scale) for each in gradients), None, None)
+        if not _is_same(scale, ctx.weight):
+            scale = scale if ctx.weight is None else scale / ctx.weight
+            gradients = [each if each is None else each.mul_(scale) for each in gradients]
+        return (*gradients, None, None)
 
 
 class _Each(torch.autograd.Function):
@@ -204,7 +232,7 @@ class _Each(torch.autograd.Function):
     def backward(ctx: Any, scale_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NC, weight_VC, bias, targets_N, sums_2N = ctx.saved_tensors
         chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, ctx.how)
-        gradients = Gradients(hidden_NC, ctx.needs_input_grad)
+        gradients = Gradients(hidden_NC, ctx.needs_input_grad, ctx.how.product)
 
         def add(rows: slice) -> None:
             x_RC, logits_RV = chunks.logits(rows)

@@ -18,23 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrain.planned import BLOCK
+from dtrain.predict.chunks import BLOCK
 
 
-def nats_(logits_RV: Tensor, target_R: Tensor, index_R: Tensor, counts_R: Tensor, *, compiled: bool) -> Tensor:
-    """Cross entropy of each row in fp32, times `counts`; `logits_RV` becomes the gradient of their sum. `target_R`: the
-    logits of the targets, fp32.
+def nats_(
+    logits_RV: Tensor, target_R: Tensor, index_R: Tensor, *, counts_R: Tensor, scale: Tensor, compiled: bool
+) -> Tensor:
+    """Cross entropy of each row in fp32, times `counts`; `logits_RV` becomes the gradient of their sum, times `scale`,
+    0-dim. `target_R`: the logits of the targets, fp32.
     """
     if compiled:
-        nats_R: Tensor = _kernel(_nats_)(logits_RV, target_R, index_R, counts_R)
+        nats_R: Tensor = kernel(_nats_)(logits_RV, target_R, index_R, counts_R, scale)
         return nats_R
+    scale_R = scale * counts_R
     nats_R = torch.empty_like(target_R)
 
     def write(rows: slice) -> Tensor:  # in which a block ends before the next begins
         exp_BV = logits_RV[rows].float()
         largest_B = exp_BV.amax(1)
         sums_B = exp_BV.sub_(largest_B[:, None]).exp_().sum(1)
-        _write(logits_RV[rows], exp_BV, sums_B, index_R[rows], counts_R[rows])
+        _write(logits_RV[rows], exp_BV, sums_B, index_R[rows], scale_R[rows])
         return (sums_B.log() - (target_R[rows] - largest_B)) * counts_R[rows]
 
     for rows in _blocks(logits_RV):
@@ -48,7 +51,7 @@ def sums(logits_RV: Tensor, *, compiled: bool) -> tuple[Tensor, Tensor]:
         sums_R = logits_RV.new_zeros(len(logits_RV), dtype=torch.float32)
         return torch.full_like(sums_R, -torch.inf), sums_R
     if compiled:
-        both: tuple[Tensor, Tensor] = _kernel(_sums)(logits_RV)
+        both: tuple[Tensor, Tensor] = kernel(_sums)(logits_RV)
         return both
     largest_R, sums_R = logits_RV.new_empty((2, len(logits_RV)), dtype=torch.float32)
     for rows in _blocks(logits_RV):
@@ -64,7 +67,7 @@ def gradient_(
     if not logits_RV.shape[1]:
         return
     if compiled:
-        _kernel(_gradient_)(logits_RV, largest_R, sums_R, index_R, scale_R)
+        kernel(_gradient_)(logits_RV, largest_R, sums_R, index_R, scale_R)
         return
     for rows in _blocks(logits_RV):
         out_BV, below_BV = logits_RV[rows], logits_RV[rows].float().sub_(largest_R[rows, None])
@@ -89,16 +92,19 @@ def _write(out_BV: Tensor, exp_BV: Tensor, sums_B: Tensor, index_B: Tensor, scal
         out_BV.copy_(exp_BV)
 
 
-def _nats_(logits_RV: Tensor, target_R: Tensor, index_R: Tensor, counts_R: Tensor) -> Tensor:
+def _nats_(logits_RV: Tensor, target_R: Tensor, index_R: Tensor, counts_R: Tensor, scale: Tensor) -> Tensor:
     largest_R, sums_R = _sums(logits_RV)
-    _gradient_(logits_RV, largest_R, sums_R, index_R, counts_R)
+    _gradient_(logits_RV, largest_R, sums_R, index_R, scale * counts_R)
     return (sums_R.log() - (target_R - largest_R)) * counts_R
 
 
 def _sums(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     x_RV = logits_RV.float()
+    # with both dims kept torch's compiler makes one pass of the two
+    # (https://github.com/pytorch/pytorch/blob/main/torch/_inductor/fx_passes/post_grad.py: prepare_softmax_pattern)
     largest_R1 = x_RV.amax(1, keepdim=True)
-    return largest_R1[:, 0], (x_RV - largest_R1).exp().sum(1)
+    sums_R1 = (x_RV - largest_R1).exp().sum(1, keepdim=True)
+    return largest_R1[:, 0], sums_R1[:, 0]
 
 
 def _gradient_(logits_RV: Tensor, largest_R: Tensor, sums_R: Tensor, index_R: Tensor, scale_R: Tensor) -> None:
@@ -109,6 +115,6 @@ def _gradient_(logits_RV: Tensor, largest_R: Tensor, sums_R: Tensor, index_R: Te
 
 
 @cache
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for the rows of a chunk, and once for any fewer of them."""
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss compiled: once for the rows of a chunk, and once for any fewer of them."""
     return torch.compile(function)  # with fullgraph torch would stop a process that met more shapes than it keeps

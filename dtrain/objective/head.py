@@ -8,6 +8,7 @@ changes them in place, or could by a view, is what the loss sees.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dtrain.errors import WordsError
 from dtrain.model import blocks, tables, unwrapped
-from dtrain.planned import chunk_of
+from dtrain.predict.chunks import in_chunks
 
 NOTES = {
     getattr(Tensor, name).__get__
@@ -40,54 +41,68 @@ _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
 MARKS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_, _set_data}
 """Calls that stay with a tensor, beside changes of its values."""
 
-_chunk: int | str = 0
-_again = False
-_device = ""
+
+@dataclass(frozen=True)
+class LossOptions:
+    """How losses of a large vocabulary are computed: over chunks of so many tokens (`auto`; 0: of whole logits).
+    `again`: a backward computes the logits of chunks again. `compiled`: what lies between the products is. `weight`:
+    the gradient of the loss that its backward will get, 0-dim, if it is this tensor: gradients of chunks are formed
+    with it.
+    """
+
+    chunk: int | str = 0
+    again: bool = False
+    compiled: bool = False
+    weight: Tensor | None = None
+
+
+WRITTEN = {"cpu"}
+"""Devices on which a loss is never compiled: torch's kernels in a cache take a third to a half of the time of what its
+compiler makes of the loss (tests/bench/RESULTS.md), whose exponentials are less exact.
+"""
+_options = LossOptions()
+
+
+def compiles(logits: Tensor) -> bool:
+    """Whether the loss of these whole logits is compiled; not where a backward may run in two parts."""
+    return _options.compiled and not _options.again and logits.device.type not in WRITTEN
 
 
 @contextmanager
-def deferring(chunk: int | str, *, again: bool = False, device: str = "") -> Iterator[None]:
-    """Inside, heads of a large vocabulary defer their products, for a loss over chunks of so many tokens (`auto`, 0:
-    no deferral). `again`: their backwards compute the products again. `device`: whose chunks, in a trace; else that of
-    their inputs.
-    """
-    global _chunk, _again, _device
-    before, (_chunk, _again, _device) = (_chunk, _again, _device), (chunk, again, device)
+def deferring(
+    chunk: int | str, *, again: bool = False, compiled: bool = False, weight: Tensor | None = None
+) -> Iterator[None]:
+    """Inside, losses are computed so, and heads of a large vocabulary defer their products for them."""
+    global _options
+    before, _options = _options, LossOptions(chunk, again, compiled, weight)
     try:
         yield
     finally:
-        _chunk, _again, _device = before
+        _options = before
 
 
 class Head(nn.Linear):
     """A linear layer to logits, which `deferring` puts off."""
 
-    compiled = False
-    """Whether what lies between the products of its loss is."""
-
     def forward(self, input: Tensor) -> Tensor:
-        rows = chunk_of(_chunk, self.out_features, _device or input.device.type)
         if torch.is_grad_enabled():  # hooks on the result need its gradient
-            rows = rows if input.requires_grad and torch._C._current_graph_task_id() < 0 else 0
-        elif self.training:  # with the line above: a reentrant checkpoint, which hands out the gradient of its result
-            rows = 0
-        if not rows:
-            return super().forward(input)
-        return Deferred(input, self.weight, self.bias, rows=rows, again=_again, compiled=self.compiled)
+            may = input.requires_grad and torch._C._current_graph_task_id() < 0
+        else:  # with the line above: not in a reentrant checkpoint, which hands out the gradient of its result
+            may = not self.training
+        if may and in_chunks(_options.chunk, self.out_features):
+            return Deferred(input, self.weight, self.bias, _options)
+        return super().forward(input)
 
 
 class Deferred(Tensor):
-    """Logits [..., V] = `hidden` [..., C] @ `weight` [V, C] + `bias`, not computed yet; `rows`: tokens of a chunk.
-    `again`: a backward computes it again. `compiled`: what lies between the products of its loss is. `finish`: what
-    tensor parallelism does to the product.
+    """Logits [..., V] = `hidden` [..., C] @ `weight` [V, C] + `bias`, not computed yet. `options`: of their loss.
+    `finish`: what tensor parallelism does to the product.
     """
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
-    rows: int
-    again: bool
-    compiled: bool
+    options: LossOptions
     autocast: torch.dtype | None
     """The type of autocast where the head was called."""
     finish: Callable[[Tensor], Tensor] | None
@@ -97,21 +112,19 @@ class Deferred(Tensor):
     """The logits, once something has changed them or has got a view of them."""
 
     @staticmethod
-    def __new__(
-        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int, again: bool, compiled: bool
-    ) -> "Deferred":
+    def __new__(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions) -> "Deferred":
         kind = hidden.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         made: Deferred = Tensor._make_wrapper_subclass(
             cls, (*hidden.shape[:-1], weight.shape[0]), dtype=cast or weight.dtype, device=hidden.device
         )
-        made.hidden, made.weight, made.bias, made.rows, made.again = hidden, weight, bias, rows, again
-        made.compiled, made.autocast, made.finish, made.loss, made.computed = compiled, cast, None, None, None
+        made.hidden, made.weight, made.bias, made.options = hidden, weight, bias, options
+        made.autocast, made.finish, made.loss, made.computed = cast, None, None, None
         return made
 
     def on(self, hidden: Tensor) -> "Deferred":
         """The same product of other hidden states."""
-        other = Deferred(hidden, self.weight, self.bias, rows=self.rows, again=self.again, compiled=self.compiled)
+        other = Deferred(hidden, self.weight, self.bias, self.options)
         other.autocast, other.finish = self.autocast, self.finish
         return other
 
@@ -199,17 +212,13 @@ def defer(model: nn.Module, chunk: int | str) -> None:
     class of the layer.
     """
     head = _head_of(model)
-    if head is not None and chunk_of(chunk, head.out_features, head.weight.device.type):
+    if head is not None and in_chunks(chunk, head.out_features):
         head.__class__ = Head
 
 
-def compile_loss(model: nn.Module) -> None:
-    """Let the loss of deferred logits be compiled, if something in `model` is."""
-    modules = list(model.modules())
-    if any(module._compiled_call_impl is not None for module in modules):
-        for head in modules:
-            if isinstance(head, Head):
-                head.compiled = True
+def is_compiled(model: nn.Module) -> bool:
+    """Whether something in `model` is, and so its loss too."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 def _head_of(model: nn.Module) -> nn.Linear | None:

@@ -1,7 +1,8 @@
 """Cross entropy that never has all logits in fp32, for logits in 16 bits or split over the vocabulary.
 
-A few rows at a time are cast to fp32, and again in the backward; only the original logits and two numbers per row are
-kept in between. For split logits, small all-reduces replace gathering [N, V] (arXiv 1909.08053).
+Where blocks are compiled on a GPU, that of torch is too: it reads logits in a forward, and reads and writes them in a
+backward. Elsewhere a few rows at a time are cast to fp32, and again in the backward. Only the original logits and two
+numbers per row are kept in between. For split logits, small all-reduces replace gathering [N, V] (arXiv 1909.08053).
 """
 
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
 from dtrain.mesh.sharding import local, offset
-from dtrain.objective import check_targets, chunked, nats
-from dtrain.objective.head import Deferred, untouched
-from dtrain.planned import LOSS_ROWS
+from dtrain.objective import check_targets, chunked, fused, nats
+from dtrain.objective.head import Deferred, compiles, untouched
+from dtrain.predict.chunks import LOSS_ROWS
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
@@ -33,6 +34,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     logits = untouched(logits)
     if isinstance(logits, Deferred):
         return chunked.cross_entropy(logits, targets)
+    if not isinstance(logits, DTensor) and compiles(logits):
+        return _compiled(logits, targets, "sum")
     if isinstance(logits, DTensor) or logits.dtype in HALVES:
         return _nats(logits, targets).sum()
     return nats(logits.flatten(0, -2), targets.flatten())
@@ -43,6 +46,8 @@ def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     logits = untouched(logits)
     if isinstance(logits, Deferred):
         return chunked.token_nats(logits, targets)
+    if not isinstance(logits, DTensor) and compiles(logits):
+        return _compiled(logits, targets, "none").view(targets.shape)
     if isinstance(logits, DTensor) or logits.dtype in HALVES:
         return _nats(logits, targets).view(targets.shape)
     rows = logits.float().flatten(0, -2)
@@ -52,6 +57,16 @@ def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
         check_targets(targets, logits.shape[-1])
         raise
     return each.view(targets.shape)
+
+
+def _compiled(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    with torch.autocast(logits.device.type, enabled=False):  # it is fp32 throughout
+        loss: Tensor = fused.kernel(_of_torch)(logits.flatten(0, -2), targets.flatten(), reduction)
+    return loss
+
+
+def _of_torch(logits_NV: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORE, reduction=reduction)
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.adapted import begin, lacks_memory, packed
 from dtrain.model.seeds import fill, fill_added, fill_head
-from dtrain.objective.head import compile_loss, defer
+from dtrain.objective.head import defer
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
@@ -66,7 +66,6 @@ def parallelize(
     for wrap in (remat, compile):
         if wrap is not None:
             wrap(list(dict.fromkeys(blocks(model))))
-    compile_loss(model)
     for root in pipelined.stages.values() if pipelined else [model]:
         strategy.shard(root, mesh, precision)
     device = torch.device("cpu") if strategy.offload == "cpu" else mesh.device

@@ -222,7 +222,7 @@ class ActivationModel:
 
     def chunked(self, x: Value, vocabulary: int, width: int, *, rows: int, again: bool) -> Value:
         """A head and the cross entropy of its logits, a chunk at a time (dtrain.objective.chunked). Saved are the
-        gradient of the input or, where the backward computes the chunks `again`, the input.
+        gradient of the input in the type of the products or, where the backward computes the chunks `again`, the input.
         """
         self.weights.append(Weight(f"{self.name}.weight", (vocabulary, width), 0, product=True))
         self.splits.append(
@@ -230,7 +230,8 @@ class ActivationModel:
         )
         work = rows * width * vocabulary
         self.work, self.backward_work = self.work + work, self.backward_work + (3 if again else 2) * work
-        return self.op([x], Value(0, 4, "whole"), Value(x.numbers, x.bytes, "whole"), deferred_wgrad=True)
+        kept = Value(x.numbers, x.bytes if again else min(x.bytes, self.types.compute), "whole")
+        return self.op([x], Value(0, 4, "whole"), kept, deferred_wgrad=True)
 
     def _ends(self, out: Value) -> Iterator[Value]:
         """Values saved after the last product, and products whose gradient is that of `out` without a copy."""

@@ -19,6 +19,7 @@ from functools import partial
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
+from dtrain.predict.chunks import rows_of
 from dtrain.predict.shapes import Block, Shapes, Split, Weight, stages_of
 from dtrain.predict.state_bytes import gathered
 from dtrain.predict.view import View, kinds
@@ -256,7 +257,7 @@ def _loss(view: View) -> Iterator[Call]:
     chunk = next((block.chunk for block, _ in view.blocks if block.chunk), None)
     if (view.plan.tensor["loss"] == "split" or (chunk and chunk.split)) and last:
         times, tokens = view.plan.batch.accumulate, view.rows * view.shapes.tokens
-        calls = 2 * math.ceil(tokens / chunk.rows) if chunk else 2
+        calls = 2 * math.ceil(tokens / rows_of(view.plan, chunk)) if chunk else 2
         yield Call("tp", "all_reduce", "loss", calls * times, times * 12 * tokens)
 
 

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from dtrain.config.facts import Part, about, fact
-from dtrain.planned import Plan, chunk_of
+from dtrain.planned import Plan
 from dtrain.predict.activations import ActivationModel, Value
+from dtrain.predict.chunks import in_chunks
 from dtrain.predict.shapes import (
     Attention,
     Block,
@@ -125,8 +126,8 @@ def _transformer(
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
-    rows = chunk_of(run.chunk, V, "cuda" if run.fused else "cpu")
-    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"] and not rows, embedding=True))
+    chunked = in_chunks(run.chunk, V)
+    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"] and not chunked, embedding=True))
     embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, grad_in=False, summed=True))
     x = embed.op([], Value(T * C, rest, "stream", trained=True), weight=embed.weights[0])
     blocks = [embed.block(x, listed=False)]
@@ -143,8 +144,8 @@ def _transformer(
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
     x, returns = Value(T * C, rest, "whole"), LayoutBytes()
-    chunk = Chunk(rows, T, V, run.types.compute, V * C, True) if rows else None
-    if rows:
+    chunk = Chunk(run.chunk, T, V, run.types.compute, V * C, True) if chunked else None
+    if chunked:
         loss = head.chunked(x, V, C, rows=T, again=run.again)
     else:
         logits = head.linear(x, "", C, V, rows=T, style="colwise_gather_output", hidden=False)

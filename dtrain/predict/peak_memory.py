@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dtrain.config.facts import fact
-from dtrain.planned import BLOCK, LOSS_ROWS, Plan
+from dtrain.planned import Plan
+from dtrain.predict.chunks import BLOCK, LOSS_ROWS, rows_of
 from dtrain.predict.shapes import Block, Chunk, Shapes, Weight, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 
@@ -145,7 +146,9 @@ def _peak(plan: Plan, block: Block, peak_live: float, wide: int) -> tuple[float,
     its own, DTensors not in place (isTensorSubclassLike in torch/csrc/autograd/functions/accumulate_grad.h).
     """
     micro, state, several = plan.batch.microbatch, holding_of(plan), plan.batch.accumulate > 1
-    high = min(block.high.of(plan) * micro, LOSS_ROWS)
+    # of whole logits that a kernel reads, at least where none are split
+    compiled = plan.mesh.tp == plan.mesh.pp == 1 and not _as_written(plan)
+    high = 0.0 if compiled else min(block.high.of(plan) * micro, LOSS_ROWS)
     halves = plan.mesh.pp > 1 and fact(plan.pipeline.order, "splits_backward")
     if halves or not block.making:
         counts = [math.prod(gathered(plan, weight)) for weight in block.weights if weight.trained]
@@ -178,23 +181,32 @@ def _stacks(plan: Plan, weight: Weight) -> bool:
     return weight.experts and not (aligned and fact(plan.precision, "compute") == "bf16")
 
 
+def _as_written(plan: Plan) -> bool:
+    """Whether the loss is not compiled: on a GPU it is where blocks are."""
+    return plan.device == "cpu" or fact(plan.compile, "keeps") == "all"
+
+
 def _chunk(plan: Plan, block: Block, chunk: Chunk, largest: float, casts: float) -> tuple[float, float, float]:
     """(bytes that a loss over chunks of logits leaves for its backward; those in its largest chunk; those of the
     `largest` gradient of a weight that are neither).
 
     Left is the gradient of the weight in fp32, formed in the forward but where the backward computes the chunks again.
-    In a chunk: the logits, of which a few rows are in fp32 too, the weight in the type of the products (`casts`), and
-    the gradient of the weight, beside a product for it in 16 bits.
+    In a chunk: the logits, of which a few rows are in fp32 too, the weight in the type of the products (`casts`), all
+    hidden states in it, and the gradient of the weight, on a CPU beside a product for it in 16 bits.
     """
     tokens, tp = plan.batch.microbatch * chunk.tokens / plan.mesh.cp, plan.mesh.tp if chunk.split else 1
-    numbers = min(chunk.rows, tokens) * chunk.vocabulary / tp
+    rows = rows_of(plan, chunk)
+    numbers = min(rows, tokens) * chunk.vocabulary / tp
     weight, narrow = 4 * chunk.numbers / tp * chunk.trained, chunk.bytes < 4
     again, cpu, high = block.backward_work > (1 + chunk.trained) * block.work, plan.device == "cpu", 0.0
     # fp32 logits that are not needed again are overwritten, and those of a kernel exist nowhere
-    if (narrow or again or tp > 1) and (cpu or fact(plan.compile, "keeps") == "all"):
+    if (narrow or again or tp > 1) and _as_written(plan):
         high = min(4 * numbers, BLOCK[plan.device] * (plan.threads if cpu else 1))
-    before = weight * (tokens > chunk.rows)  # the sum of other chunks
-    live = numbers * chunk.bytes + casts + max(high + before, weight * (1 + chunk.bytes / 4 * narrow))
+    before = weight * (tokens > rows)  # the sum of other chunks
+    product = weight * chunk.bytes / 4 * (narrow and cpu)
+    if not again and flowing(plan).param > chunk.bytes:
+        casts += tokens * chunk.numbers / chunk.vocabulary * chunk.bytes
+    live = numbers * chunk.bytes + casts + max(high + before, weight + product)
     # autograd takes a gradient in fp32 as it is, and one in another type is a copy
     if again:
         return 0.0, max(0.0, live - largest), largest

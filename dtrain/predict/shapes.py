@@ -104,12 +104,12 @@ class Experts:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Logits of a head whose loss computes them for `rows` tokens at a time, of `tokens` in a sample: `vocabulary` per
-    token, by products of `bytes` with a weight of `numbers`. `split`: tensor parallelism splits the vocabulary;
-    `trained`: the weight has a gradient, summed in fp32.
+    """Logits of a head whose loss computes them for a few of the `tokens` of a sample at a time: `vocabulary` each, by
+    products of `bytes` with a weight of `numbers`. `rows`: `chunk` of the objective (predict/chunks.py). `split`:
+    tensor parallelism splits the vocabulary; `trained`: the weight has a gradient, summed in fp32.
     """
 
-    rows: int
+    rows: int | str
     tokens: int
     vocabulary: int
     bytes: int

@@ -20,6 +20,7 @@ from dtrain.planned import Plan
 from dtrain.resolve import (
     auto,
     batch,
+    chunk,
     comparing,
     conflicts,
     declared,
@@ -124,13 +125,14 @@ def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) 
         raise WordsError(*wrong, *further(config, cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
-    first = _plan_on(most, config, cluster, trace)
+    first = chunk.decided(_plan_on(most, config, cluster, trace), cluster)
     others = list[Plan]()
     for nodes in fewer:
         try:
             plan = _plan_on_fewer(nodes, first, config, cluster, trace)
         except WordsError as error:  # report the first count that fails: a bad range of nodes is one mistake
             raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
+        plan = chunk.decided(plan, cluster)
         others.append(replace(plan, out=first.out, launcher=first.launcher, threads=first.threads))
     return replace(first, others=tuple(others))
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from dtrain.build import build
 from dtrain.cluster import Cluster
-from dtrain.config import files
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.config.sections import Mesh, Pipeline, Tensor
@@ -20,14 +19,13 @@ from dtrain.predict.reference import is_teacher
 from dtrain.predict.report import count, size
 from dtrain.predict.shapes import Shapes
 from dtrain.resolve import trust
+from dtrain.resolve.chunk import machine_of
 from dtrain.resolve.search import Found, Layout, Model, Search
 from dtrain.resolve.space import Words, applied, part_of
 from dtrain.resolve.unknown import Undecided
 
 VOCABULARY = 50257
 """Assumed vocabulary of a tokenizer that is not loaded: that of GPT-2."""
-STAND_IN = "h100x8"
-"""The cluster whose speed a GPU is taken to have that no word describes: layouts are compared by it."""
 Decide = Callable[[Config, Cluster], Plan]
 """(config, cluster) -> the plan on one node."""
 Trace = Callable[[Plan], Shapes]
@@ -73,7 +71,7 @@ def searched(
     here. Where one is wanted, and the model is traced, that is ddp if it fits: no rule, but the model itself would say
     whether it can be split.
     """
-    machine = draft["cluster"] or {**files.node("cluster", STAND_IN), "gpus": cluster.gpus, "memory": cluster.memory}
+    machine = machine_of(draft["cluster"], cluster)
     models, unknown = _models(config, cluster, draft, decide, trace)
     if not models:
         return Found(unknown=unknown or UNBUILT)

@@ -19,6 +19,7 @@ from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import Holding, holding_of
 from dtrain.resolve import batch, declared, mesh, model_axes, pipeline, reduction
+from dtrain.resolve.chunk import sized
 from dtrain.resolve.space import Words, applied, details, meshes, tensors
 
 SIMPLER = 1.03
@@ -289,7 +290,9 @@ class Search:
             self._refuse(*problems)
             return None
         plan = replace(model.plan, **{name: trial[name] for name in DECIDED})
-        return Layout(words, plan, predict(plan, self._shapes(plan, model)))
+        shapes = self._shapes(plan, model)
+        plan = plan if model.traced else sized(plan, shapes, self.budget)
+        return Layout(words, plan, predict(plan, shapes))
 
     def _refuse(self, *problems: str) -> None:
         self.found.refused = self.found.refused or next(iter(problems), "")

@@ -138,18 +138,21 @@ class Watch(TorchDispatchMode):
         """A head whose loss computes its logits a chunk at a time, in place of which a stand-in runs here: it leaves
         what such a loss keeps of a sample, and no logits.
         """
-        logits.loss = self._loss
+        logits.loss = partial(self._loss, logits.dtype)
         split = any(each.style in HEADS for each in self.part.splits)
         self.chunk = Chunk(
-            logits.rows, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
+            logits.options.chunk, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
             logits.weight.numel(), split, logits.weight.requires_grad,
         )  # fmt: skip
 
-    def _loss(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, again: bool) -> Tensor:
+    def _loss(
+        self, product: torch.dtype, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, again: bool
+    ) -> Tensor:
         work = hidden.shape[:-1].numel() * weight.numel()
         self.part.work += work
         self.part.backward_work += (1 + weight.requires_grad + again) * work
-        loss: Tensor = HeadLoss.apply(hidden, weight, bias, count, self.expect)  # type: ignore[no-untyped-call]
+        given = hidden, weight, bias, count, product, self.expect
+        loss: Tensor = HeadLoss.apply(*given)  # type: ignore[no-untyped-call]
         return loss
 
     def expect(self, weight: Tensor) -> Tensor:

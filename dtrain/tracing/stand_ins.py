@@ -55,20 +55,24 @@ def normalized(
 
 
 class HeadLoss(torch.autograd.Function):
-    """Zeros, `count` of them or one number, with the gradients of a head and its loss."""
+    """Zeros, `count` of them or one number, with the gradients of a head and its loss, which keeps the input or, if it
+    is one number, the gradient of the input in the type of the `product`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, expect: Expect) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.expect = expect
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, product: torch.dtype, expect: Expect
+    ) -> Tensor:
+        ctx.save_for_backward(hidden if count else hidden.to(product), weight, bias)
+        ctx.dtype, ctx.expect = hidden.dtype, expect
         return hidden.new_zeros([count] if count else [], dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, *weights = ctx.saved_tensors
+        kept, *weights = ctx.saved_tensors
         of_hidden, *needed = ctx.needs_input_grad[:3]
         made = (ctx.expect(each) if need else None for each, need in zip(weights, needed, strict=True))
-        return (torch.zeros_like(hidden) if of_hidden else None, *made, None, None)
+        return (torch.zeros_like(kept, dtype=ctx.dtype) if of_hidden else None, *made, None, None, None)
 
 
 class FusedNorm(torch.autograd.Function):

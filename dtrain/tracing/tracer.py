@@ -127,7 +127,7 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
             Listener(watch, fused=plan.device != "cpu"),
             saved_tensors_hooks(watch.pack, watch.unpack),
         ):
-            with deferring(chunk_asked(objective), device=plan.device), precision.autocast(torch.device("cpu")):
+            with deferring(chunk_asked(objective)), precision.autocast(torch.device("cpu")):
                 out = call(model, objective.inputs(batch))
                 logits = untouched(logits_of(out))
                 if isinstance(logits, Deferred):

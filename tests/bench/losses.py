@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from dtrain.compile.blocks import build as blocks
 from dtrain.model.gpt import GPT
-from dtrain.objective import chunked, vocabulary
-from dtrain.objective.head import Deferred, compile_loss, defer, deferring
-from dtrain.planned import CHUNK
+from dtrain.objective import chunked, head, vocabulary
+from dtrain.objective.head import Deferred, LossOptions, defer, deferring, is_compiled
+from dtrain.predict.chunks import rows_for
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Way = Callable[[], Tensor]
@@ -70,8 +70,8 @@ def losses(
             return work()
 
     def by(module: Any, compiled: bool) -> Tensor:
-        made = Deferred(hidden, weight, None, rows=rows, again=False, compiled=compiled)
-        with patch.object(chunked, "WRITTEN", ()):  # on a CPU runs never compile it
+        made = Deferred(hidden, weight, None, LossOptions(rows, compiled=compiled))
+        with patch.object(head, "WRITTEN", ()):  # on a CPU runs never compile it
             loss: Tensor = module.cross_entropy(made, targets)
         return loss
 
@@ -109,12 +109,11 @@ class Step:
         defer(self.model, "auto")
         if compiled:
             blocks(mode="default")([module for module in self.model.blocks if isinstance(module, nn.Module)])
-            compile_loss(self.model)
         self.device, self.dtype = device, dtype
 
     def __call__(self, module: Any) -> Tensor:
         with (
-            patch.object(vocabulary, "chunked", module), deferring("auto"),
+            patch.object(vocabulary, "chunked", module), deferring("auto", compiled=is_compiled(self.model)),
             torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32),
         ):  # fmt: skip
             return vocabulary.cross_entropy(self.model(self.batch), self.batch)
@@ -198,8 +197,9 @@ def main() -> None:
     for text in words.sizes:
         a, b, c = (int(part) for part in text.split(","))
         for kind in words.types:
+            rows = rows_for(a, width=b, vocabulary=c, bytes=TYPES[kind].itemsize, device=device.type)
             if words.what == "loss":
-                ways, leaves = losses(device, (a, b, c), TYPES[kind], before, CHUNK[device.type])
+                ways, leaves = losses(device, (a, b, c), TYPES[kind], before, rows)
             else:
                 ways, leaves = steps(device, (a, b, c), TYPES[kind], before)
             ways = {name: way for name, way in ways.items() if words.without not in name}

@@ -1,7 +1,7 @@
 """Cross entropy of deferred logits: loss and gradients of whole ones, on every mesh, with a chunk of logits at a time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -13,17 +13,20 @@ from paired import parts_of as pairs
 from pool import resident
 from small import PARTS, STRATEGIES, UNEVEN, alike, few_steps, joined, small_gpt, tokens
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
+from dtrain.loop import step
 from dtrain.model.hf import TASKS
-from dtrain.objective import answer, chunked, fused
-from dtrain.objective.head import Deferred, Head, defer, deferring
+from dtrain.objective import answer, chunked, fused, head
+from dtrain.objective.head import Deferred, Head, LossOptions, defer, deferring
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy, token_nats
-from dtrain.planned import CHUNK, LARGE_VOCABULARY, PipelineShape, chunk_of
+from dtrain.planned import PipelineShape
+from dtrain.predict.chunks import LARGE_VOCABULARY, in_chunks
 
 NEXT = PARTS["objective"]
 DDP, FSDP = STRATEGIES["ddp"], STRATEGIES["fsdp"]
@@ -55,10 +58,10 @@ def counted(*arguments: Any, **changed: Any) -> dict[str, Any]:
 def compiled(*arguments: Any, **changed: Any) -> dict[str, Any]:
     """`counted`, with the graphs of what is compiled where blocks are, on a GPU."""
     graphs = patch.object(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    fused._kernel.cache_clear()
-    with graphs, patch.object(chunked, "WRITTEN", ()), patch.object(Head, "compiled", True):
+    fused.kernel.cache_clear()
+    with graphs, patch.object(head, "WRITTEN", ()), patch.object(step, "is_compiled", return_value=True):
         made = counted(*arguments, **changed)
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     return made
 
 
@@ -94,6 +97,11 @@ def same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-6) ->
 @pytest.mark.parametrize("mesh", MESHES)
 def test_gradients_are_those_of_whole_logits(mesh: str) -> None:
     same(run(MESHES[mesh], UNTIED, 7), whole("untied"))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 10**6])
+def test_one_chunk_and_several_have_the_gradients_of_whole_logits(chunk: int) -> None:
+    same(run((PARTS["strategy"], {}, {}), UNTIED, chunk), whole("untied"))
 
 
 @pytest.mark.campaign("8 ranks")
@@ -157,6 +165,113 @@ def test_no_more_logits_than_a_chunk_exist(dtype: torch.dtype, each: bool) -> No
     torch.testing.assert_close(runs[1][0], runs[0][0], rtol=1e-6, atol=0)
     for here, there in zip(runs[1][1], runs[0][1], strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=close * there.abs().max().item())
+
+
+class Products(TorchDispatchMode):
+    """Sizes of tensors that a backward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.sizes += [each.numel() for each in tree_leaves(args) if isinstance(each, Tensor)]
+        return func(*args, **kwargs or {})
+
+
+def with_weight(build: Callable[[Tensor], Tensor], weight: Tensor, gradient: Tensor) -> tuple[list[Tensor], int]:
+    """Gradients of `build(loss)` for `gradient`, where chunks were formed with `weight`; the largest tensor that the
+    backward of the loss alone reads.
+    """
+    hidden = torch.randn(10, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    head = torch.randn(13, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    loss = cross_entropy(Deferred(hidden, head, None, LossOptions(4, weight=weight)), tokens(1, 10)[0])
+    with Products() as products:
+        gradients = torch.autograd.grad(build(loss), [hidden, head], gradient)
+    return list(gradients), max(products.sizes, default=0)
+
+
+BUILT: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "the loss itself": (lambda loss: loss, True),
+    "beside another loss": (lambda loss: loss + 2.0, True),
+    "multiplied": (lambda loss: loss * 0.5, False),
+}
+
+
+@pytest.mark.parametrize("built", BUILT)
+@pytest.mark.parametrize("known", [True, False])
+def test_gradients_of_chunks_are_formed_with_the_weight_of_the_step(built: str, known: bool) -> None:
+    """Its backward then reads neither; any other gradient that comes is right too."""
+    build, untouched = BUILT[built]
+    weight = torch.tensor(0.3)
+    expected, _ = with_weight(build, torch.tensor(7.0), torch.tensor(0.3))
+    found, largest = with_weight(build, weight, weight.view(()) if known else torch.tensor(0.3))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert (largest <= 1) == (untouched and known)
+
+
+@pytest.fixture
+def wide_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Stand-ins on the CPU for what torch has on a GPU: products of 16 bits that are written in fp32. Their names."""
+    called: list[str] = []
+
+    def product(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+        called.append("mm")
+        return a.to(out_dtype) @ b.to(out_dtype)
+
+    def added(total: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor, **_: Any) -> Tensor:
+        called.append("addmm")
+        assert out is total
+        return out.add_(a.to(out_dtype) @ b.to(out_dtype))
+
+    monkeypatch.setattr(chunked, "writes_wide", lambda device: True)
+    with torch.library._scoped_library("aten", "IMPL") as kernels:
+        kernels.impl("mm.dtype", product, "CPU")
+        kernels.impl("addmm.dtype_out", added, "CPU")
+        yield called
+
+
+@pytest.mark.parametrize(("chunk", "calls"), [(10, ["mm"]), (4, ["mm", "addmm", "addmm"])])
+def test_on_a_gpu_the_gradient_of_the_weight_is_added_up_in_one_pass(
+    chunk: int, calls: list[str], wide_kernels: list[str]
+) -> None:
+    """And no chunk is rounded to 16 bits: as close to fp32 as one product of all tokens."""
+    hidden = torch.randn(10, 8, dtype=torch.bfloat16)
+    head = torch.randn(13, 8, dtype=torch.bfloat16)
+    results = []
+    for rows in (chunk, 0):
+        x, w = hidden.float().requires_grad_(), head.float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=rows > 0):
+            logits = Deferred(x, w, None, LossOptions(rows)) if rows else x @ w.T
+            cross_entropy(logits, tokens(1, 10)[0]).backward()
+        results.append(w.grad)
+    assert wide_kernels == calls
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=3e-2)
+
+
+def test_what_a_gpu_multiplies_has_these_types_and_shapes() -> None:
+    """torch's own stand-ins for tensors of a GPU."""
+    with FakeTensorMode():
+        a, b = (torch.empty(10, n, dtype=torch.bfloat16, device="cuda") for n in (13, 8))
+        total = chunked.wide_product(None, a.T, b)
+    assert total.shape == (13, 8) and total.dtype == torch.float32 and total.device.type == "cuda"
+    a, b, total = (
+        each.to("meta") for each in (torch.empty(13, 10).bfloat16(), torch.empty(10, 8).bfloat16(), torch.empty(13, 8))
+    )
+    with patch.object(chunked, "writes_wide", return_value=True):
+        assert chunked.wide_product(total, a, b) is total
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_the_gradient_of_hidden_states_waits_in_the_type_of_the_products(each: bool) -> None:
+    hidden, head = torch.randn(10, 8, requires_grad=True), torch.randn(13, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = Deferred(hidden, head, None, LossOptions(4))
+        loss = token_nats(logits, tokens(1, 10)[0]).sum() if each else cross_entropy(logits, tokens(1, 10)[0])
+    if not each:
+        assert loss.grad_fn.gradients[0].dtype == torch.bfloat16  # type: ignore[union-attr]
+    loss.backward()
+    assert hidden.grad is not None and hidden.grad.dtype == torch.float32
 
 
 class Capped(nn.Module):
@@ -261,10 +376,8 @@ def test_a_target_outside_of_the_vocabulary_is_an_error() -> None:
 
 
 def test_a_large_vocabulary_is_chunked_and_a_small_one_is_not() -> None:
-    for device, rows in CHUNK.items():
-        assert chunk_of("auto", LARGE_VOCABULARY, device) == rows
-        assert chunk_of("auto", LARGE_VOCABULARY - 1, device) == chunk_of(0, 10**6, device) == 0
-        assert chunk_of(7, 13, device) == 7
+    assert in_chunks("auto", LARGE_VOCABULARY) and in_chunks(7, 13)
+    assert not in_chunks("auto", LARGE_VOCABULARY - 1) and not in_chunks(0, 10**6)
     assert type(deferred(small_gpt()).head) is Head
     model = small_gpt()
     defer(model, "auto")
@@ -344,3 +457,13 @@ def test_models_of_transformers(kind: str, task: str, computed: int, monkeypatch
         assert (here is None) == (there is None)
         if there is not None:
             torch.testing.assert_close(here, there, rtol=0, atol=2e-6 * there.abs().max().item() + 1e-9)
+
+
+@pytest.mark.gpu
+def test_a_gpu_adds_products_of_16_bits_in_fp32() -> None:
+    a, b = (torch.randn(4096, n, device="cuda").bfloat16() for n in (1000, 256))
+    once = chunked.wide_product(None, a.T, b)
+    twice = chunked.wide_product(once.clone(), a.T, b)
+    right = a.T.double() @ b.double()
+    torch.testing.assert_close(once.double(), right, rtol=0, atol=1e-5 * right.abs().max().item())
+    torch.testing.assert_close(twice.double(), 2 * right, rtol=0, atol=2e-5 * right.abs().max().item())

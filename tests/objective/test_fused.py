@@ -1,6 +1,7 @@
 """The elementwise part of a chunked cross entropy: gradients of torch's own, as it is written and compiled, without logits in fp32."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -10,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from small import small_gpt, tokens
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtrain.objective import chunked, fused
-from dtrain.objective.head import compile_loss, defer, deferring
+from dtrain.objective import fused, head, vocabulary
+from dtrain.objective.head import defer, deferring, is_compiled
 from dtrain.objective.vocabulary import cross_entropy, token_nats
 
 # torch's own compiler warns of what else of torch it uses
@@ -28,7 +30,7 @@ CLOSE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 def graphs() -> Iterator[list[Any]]:
     """What torch.compile was given to compile; it is run as it is written."""
     torch._dynamo.reset()
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     made: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -38,7 +40,7 @@ def graphs() -> Iterator[list[Any]]:
     compile = torch.compile
     with patch.object(torch, "compile", lambda function: compile(function, backend=keep, fullgraph=True)):
         yield made
-    fused._kernel.cache_clear()
+    fused.kernel.cache_clear()
     torch._dynamo.reset()
 
 
@@ -93,9 +95,9 @@ def check(dtype: torch.dtype, *, compiled: bool) -> None:
     whole = logits.clone()
     target = whole.gather(1, targets.clamp(0)[:, None])[:, 0].float()
     index = targets.where(counts > 0, -1)
-    found = fused.nats_(whole, target, index, counts, compiled=compiled)
+    found = fused.nats_(whole, target, index, counts_R=counts, scale=torch.tensor(0.3), compiled=compiled)
     torch.testing.assert_close(found.double(), nats, rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(whole.double(), gradient, rtol=CLOSE[dtype], atol=1e-6)
+    torch.testing.assert_close(whole.double(), 0.3 * gradient, rtol=CLOSE[dtype], atol=1e-6)
     found, parts = halves(logits, targets, scale, compiled)
     torch.testing.assert_close(found.double(), nats, rtol=1e-6, atol=1e-4)
     torch.testing.assert_close(parts.double(), scaled, rtol=CLOSE[dtype], atol=2e-6)
@@ -135,12 +137,11 @@ def test_no_more_logits_in_fp32_than_a_block_exist(
 
 def test_chunks_of_all_steps_are_two_graphs_without_a_break(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a whole chunk, and one of any fewer tokens."""
-    monkeypatch.setattr(chunked, "WRITTEN", ())
+    monkeypatch.setattr(head, "WRITTEN", ())
     model = small_gpt()
     defer(model, ROWS)
-    model.head.compiled = True
     for length in (ROWS, 8, 10, 9, 8):
-        with deferring(ROWS):
+        with deferring(ROWS, compiled=True):
             batch = tokens(2, length)
             cross_entropy(model(batch), batch).backward()
     assert len(graphs) == 2
@@ -148,12 +149,9 @@ def test_chunks_of_all_steps_are_two_graphs_without_a_break(graphs: list[Any], m
 
 def test_the_loss_is_compiled_where_blocks_are() -> None:
     model = small_gpt()
-    defer(model, ROWS)
-    compile_loss(model)
-    assert not model.head.compiled
+    assert not is_compiled(model)
     model.blocks[0]._compiled_call_impl = model.blocks[0]._call_impl  # as its method compile does
-    compile_loss(model)
-    assert model.head.compiled
+    assert is_compiled(model)
 
 
 KERNELS = """
@@ -170,7 +168,7 @@ torch.set_default_device(sys.argv[1])
 logits = torch.randn(rows, vocab, dtype=torch.bfloat16)
 index, counts = torch.randint(vocab, (rows,)), torch.ones(rows)
 target = logits.gather(1, index[:, None])[:, 0].float()
-_, (code,) = run_and_get_code(fused.nats_, logits, target, index, counts, compiled=True)
+_, (code,) = run_and_get_code(fused.nats_, logits, target, index, counts_R=counts, scale=torch.ones(()), compiled=True)
 kernels = re.findall(r"async_compile\\.(?:cpp_pybinding|triton)\\(", code)
 buffers = re.findall(r"empty_strided_(?:cpu|cuda)\\(\\((\\d+), (\\d+)\\)[^\\n]*float32", code)
 print(len(kernels), sum(int(a) * int(b) >= rows * vocab for a, b in buffers))
@@ -188,3 +186,36 @@ def test_a_chunk_is_one_kernel_without_logits_in_fp32(device: str) -> None:
     kernels, wide = map(int, ended.stdout.split())
     assert 1 <= kernels <= (1 if device == "cpu" else 2)
     assert wide == 0
+
+
+def online_softmaxes(function: Callable[..., Any], *inputs: Any) -> int:
+    """Passes that join a maximum and a sum, of those that torch's compiler makes of a function on a GPU: its own pass
+    over the graph, without a GPU.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes import post_grad
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        traced = make_fx(function, select_decomp_table())(*(torch.empty(shape, dtype=dtype) for shape, dtype in inputs))
+        for node in traced.graph.nodes:
+            if isinstance(value := node.meta.get("val"), Tensor):
+                node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+    post_grad.lazy_init(torch.device("cuda"))
+    post_grad.pass_patterns[1].apply(traced.graph)
+    return sum("prepare_softmax_online" in str(node.target) for node in traced.graph.nodes)
+
+
+def without_kept_dims(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    x_RV = logits_RV.float()
+    largest_R1 = x_RV.amax(1, keepdim=True)
+    return largest_R1[:, 0], (x_RV - largest_R1).exp().sum(1)
+
+
+def test_the_compiler_makes_one_pass_of_maximum_and_sum() -> None:
+    logits = ((ROWS, V), torch.bfloat16)
+    row, index, scale = ((ROWS,), torch.float32), ((ROWS,), torch.int64), ((), torch.float32)
+    assert online_softmaxes(fused._sums, logits) == 1
+    assert online_softmaxes(fused._nats_, logits, row, index, row, scale) == 1
+    assert online_softmaxes(partial(vocabulary._of_torch, reduction="sum"), logits, index) == 1
+    assert online_softmaxes(without_kept_dims, logits) == 0, "the count sees nothing"

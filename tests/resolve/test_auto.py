@@ -13,7 +13,7 @@ from dtrain.planned import Plan
 from dtrain.predict.budget import budget_of
 from dtrain.predict.collectives import collectives
 from dtrain.predict.prediction import predict
-from dtrain.resolve.auto import STAND_IN
+from dtrain.resolve.chunk import STAND_IN
 from dtrain.tracing import shapes_of
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from gpu import cells, figures, loops, profiled, quarter
 from gpu.cells import Cell
 from launching import mentioning
+from until import until
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
@@ -72,23 +73,16 @@ def small(tmp_path: Path) -> Quarter:
     return Quarter(tmp_path)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_cut_at_every_cell_it_goes_on_with_that_cell_and_loses_no_line(small: Quarter) -> None:
     names, signals = ["a", "b", "c", "d"], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
     for name in names:
         small.cell(name, f"until test -e free-{name}; do sleep 0.05; done")
     for name, number in zip(names, signals, strict=True):
         process = small.begin()
-        wait_for(lambda name=name: small.out.exists() and small.lines()[name] == 1)
+        until(lambda name=name: small.out.exists() and small.lines()[name] == 1)
         process.send_signal(number)
         process.communicate(timeout=60)
-        wait_for(lambda: not mentioning(f"cd {small.folder}"))
+        until(lambda: not mentioning(f"cd {small.folder}"))
         assert number == signal.SIGKILL or small.ends()[name] == "cut"
         (small.folder / f"free-{name}").touch()
         for page in small.out.iterdir():  # the next call need not find them

@@ -113,22 +113,23 @@ def run(todo: Sequence[Cell], journal: Journal, seconds: float) -> dict[str, str
 
 def attempt(cell: Cell, journal: Journal, left: float) -> str:
     """How it ended. Nothing that it started lives on, also when this process is asked to end meanwhile."""
-    began, result = time.monotonic(), "cut"
+    began, result, process, reader = time.monotonic(), "cut", None, None
     journal.add(cell.name, begun=time.strftime("%Y-%m-%dT%H:%M:%S"))
-    process = subprocess.Popen(
-        cell.command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True, preexec_fn=partial(LIBC.prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
-    )  # fmt: skip
-    reader = Thread(target=read, args=(process, cell, journal), daemon=True)
-    reader.start()
     try:
+        process = subprocess.Popen(
+            cell.command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True, preexec_fn=partial(LIBC.prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
+        )  # fmt: skip
+        reader = Thread(target=read, args=(process, cell, journal), daemon=True)
+        reader.start()
         result = "done" if process.wait(min(cell.most, left)) == 0 else "failed"
     except subprocess.TimeoutExpired:
         result = "over its limit" if cell.most <= left else "cut"
     finally:
-        kill(process)
-        reader.join(END_SECONDS)
-        journal.add(cell.name, end=result, seconds=round(time.monotonic() - began, 1), code=process.returncode)
+        code = kill(process)
+        if reader:
+            reader.join(END_SECONDS)
+        journal.add(cell.name, end=result, seconds=round(time.monotonic() - began, 1), code=code)
         journal.write_figures()
     return result
 
@@ -147,18 +148,22 @@ def environment() -> dict[str, str]:
     return {**given, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def kill(process: "subprocess.Popen[str]") -> None:
-    """A cell with all its descendants: those of other sessions become children of this process, their subreaper, once their parents are gone."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
+def kill(process: "subprocess.Popen[str] | None") -> int | None:
+    """A cell with all its descendants: those of other sessions become children of this process, their subreaper, once their parents are gone.
+    Returns its exit code. None: it was cut while it began.
+    """
+    if process:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
     deadline = time.monotonic() + END_SECONDS
     while (pids := children()) and time.monotonic() < deadline:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+    return process.returncode if process else None
 
 
 def children() -> list[int]:

@@ -38,7 +38,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "model": {
         "arithmetic": "text", "takes": ["tokens", "image", "features"], "halves": "text", "matrices": "bool",
         "blocks": "list of text", "tp": "list of text", "sequence": "bool", "multiples": "mapping",
-        "at_most": "mapping", "reads": "mapping", "weights_at": "text",
+        "at_most": "mapping", "reads": "mapping", "weights_at": "text", "residual": ["compute"],
     },
     "pipeline": {
         "stages": "int >= 1", "more": "bool", "layout": ["loop", "v"], "least": "int >= 0", "rounds": "bool",

@@ -18,6 +18,23 @@ from dtrain.model import documents
 from dtrain.model.cache import LayerCache
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """The type in which matrices are multiplied: that of autocast, or else of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def rms_norm(x: Tensor, weight_C: Tensor | None = None) -> Tensor:
+    """x / rms(x) * weight over the last dim, in the type of `x`. autocast computes it in fp32 on a GPU from torch 2.12
+    on, and in no other case (https://docs.pytorch.org/docs/stable/amp.html), so it is off here.
+    """
+    weight_C = None if weight_C is None else weight_C.to(x.dtype)
+    if not torch.is_autocast_enabled(x.device.type):
+        return F.rms_norm(x, x.shape[-1:], weight_C)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, x.shape[-1:], weight_C)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, over the last dim."""
 
@@ -26,14 +43,17 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return F.rms_norm(x_BTC, self.weight.shape, self.weight)
+        return rms_norm(x_BTC, self.weight)
 
 
 class Embedding(nn.Embedding):
-    """Rows times sqrt(C)."""
+    """Rows times sqrt(C), in the type of matrix products: so is the residual stream, whatever the type of the
+    weight.
+    """
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return super().forward(tokens_BT) * self.embedding_dim**0.5
+        rows_BTC = super().forward(tokens_BT)
+        return rows_BTC.to(product_type(rows_BTC)) * self.embedding_dim**0.5
 
 
 class Rotary:
@@ -93,8 +113,8 @@ class Attention(nn.Module):
         if self.cache is not None:
             position_ids = self.cache.shared.positions(T, q.device)
         cos, sin = self.rotary(T, q.device, position_ids)
-        q_BHTD = rotate(F.rms_norm(q, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
-        k_BKTD = rotate(F.rms_norm(k, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
+        q_BHTD = rotate(rms_norm(q), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
+        k_BKTD = rotate(rms_norm(k), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         if self.cache is not None:
             x_BHTD = self.cache.attend(q_BHTD, k_BKTD, v_BKTD)
         else:
@@ -154,9 +174,7 @@ class Decoder(nn.Module):
         are one document each.
         """
         x_BTC = self.embed(input_ids)
-        device = x_BTC.device.type
-        compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTC.dtype
-        mask = documents.mask(position_ids, compute)
+        mask = documents.mask(position_ids, product_type(x_BTC))
         for block in self.blocks:
             x_BTC = block(x_BTC, position_ids, mask)
         logits_BTV: Tensor = self.head(self.norm(x_BTC))

@@ -27,7 +27,7 @@ from dtrain.predict.shapes import (
     runs,
     types_of,
 )
-from dtrain.predict.state_bytes import flowing
+from dtrain.predict.state_bytes import flowing, gathered_bytes
 from dtrain.predict.stated import unstated
 
 NEXT = "sequence_parallel"
@@ -36,8 +36,9 @@ NEXT = "sequence_parallel"
 @dataclass(frozen=True)
 class Run:
     """Inputs of the formulas besides the model's arguments. `tokens` per sample; `context`: the way in which ranks that
-    share a sequence, `ranks` of them, attend to all of it, or empty; `cast`: inputs are cast to another type; `chunk`:
-    that of the objective, whose backward computes logits `again`.
+    share a sequence, `ranks` of them, attend to all of it, or empty; `cast`: inputs are cast to another type; `rows`:
+    bytes of a number in the rows of an embedding; `chunk`: that of the objective, whose backward computes logits
+    `again`.
     """
 
     types: Types
@@ -47,6 +48,7 @@ class Run:
     ranks: int
     cast: bool
     task: str
+    rows: int
     chunk: int | str = 0
     again: bool = False
 
@@ -67,7 +69,7 @@ def shapes(plan: Plan) -> Shapes | None:
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
         flowing(plan), plan.device == "cuda", tokens, context, plan.mesh.cp, types_of(plan).param != 4, task,
-        plan.objective.get("chunk", 0), again_of(plan),
+        gathered_bytes(plan), plan.objective.get("chunk", 0), again_of(plan),
     )  # fmt: skip
     return FORMULAS[formula](part, run)
 
@@ -128,7 +130,8 @@ def _transformer(
     rows = chunk_of(run.chunk, V, "cuda" if run.fused else "cpu")
     embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"] and not rows, embedding=True))
     embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, grad_in=False, summed=True))
-    x = embed.op([], Value(T * C, rest, "stream", trained=True), weight=embed.weights[0])
+    x = embed.op([], Value(T * C, run.rows, "stream", trained=True), weight=embed.weights[0])
+    x = embed.op([embed.cast(x, rest)], Value(T * C, rest, "stream"))
     blocks = [embed.block(x, listed=False)]
 
     tape = run.tape("blocks.0")

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Sequence
 
 import torch
+import torch._dynamo
 from torch import nn
 from torch._functorch import config
 
@@ -23,6 +24,9 @@ def build(*, mode: str) -> Compile:
     # the backward recomputes inputs of products from what the forward saves anyway: a third less is saved, at no cost
     # in time (tests/bench/RESULTS.md, "GPU")
     config.ban_recompute_materialized_backward = False
+    # a block has no collective of ddp to overlap: torch would cut its graph at a first bucket of 1 MiB
+    # (https://docs.pytorch.org/docs/stable/notes/ddp.html#torchdynamo-ddpoptimizer)
+    torch._dynamo.config.optimize_ddp = False
 
     def wrap(blocks: Sequence[nn.Module]) -> None:
         for block in blocks:

@@ -188,3 +188,20 @@ def test_a_compiled_block_saves_what_its_plan_says() -> None:
     counted = sum(size for place, size in kept.items() if place not in weights)
     expected = next(each.saved["products"].of(decided) for each in shapes.blocks if each.listed)
     assert counted == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("bucket_mb", [25, 0.05])
+def test_ddp_leaves_the_graph_of_a_block_whole(bucket_mb: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would cut it at a first bucket of 1 MiB, and fail where other buckets are smaller."""
+    compile = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager"))
+    wide = PARTS["model"] | {"width": 256, "hidden": 512}
+    parts = PARTS | {"model": wide, "compile": COMPILED, "strategy": STRATEGIES["ddp"] | {"bucket_mb": bucket_mb}}
+
+    def graphs() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        few_steps(parts, {"dp_replicate": 2}, steps=1)
+        return int(counters["aot_autograd"]["total"])
+
+    assert ranks(2, graphs) == [1, 1]

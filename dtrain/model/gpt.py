@@ -7,7 +7,7 @@ start at zero (arXiv 2203.03466), embeddings times sqrt(C) (arXiv 1706.03762).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -93,6 +93,28 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x_BTHD * cos + x_BTHD.roll(x_BTHD.shape[-1] // 2, -1) * sin).to(x_BTHD.dtype)
 
 
+def products(x_BTC: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """The output of each layer. In a compiled block where autocast casts the weights, one product computes all: the
+    cast writes them side by side, and the backward adds up no gradients of `x_BTC`.
+    """
+    is_joined = torch.compiler.is_compiling() and all(_is_cast(layer, product_type(x_BTC)) for layer in layers)
+    return joined(x_BTC, layers) if is_joined else [layer(x_BTC) for layer in layers]
+
+
+def joined(x_BTC: Tensor, layers: Sequence[Any]) -> Sequence[Tensor]:
+    """The outputs of linear layers without a bias, by one product."""
+    weights = [layer.weight for layer in layers]
+    return F.linear(x_BTC, torch.cat(weights)).split([len(weight) for weight in weights], -1)
+
+
+def _is_cast(layer: nn.Module, product: torch.dtype) -> bool:
+    """Whether autocast casts the weight of a linear layer, which no adapter, precision or split of tensor parallelism
+    has changed.
+    """
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and not hooks and layer.weight.dtype != product
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
@@ -106,10 +128,9 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         D = self.head_width
-        q = self.q(x_BTC)  # a split sequence is whole here
-        B, T = q.shape[:2]
-        q, k = q.view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
-        v_BKTD = self.v(x_BTC).view(B, T, -1, D).transpose(1, 2)
+        q, k, v = products(x_BTC, self.q, self.k, self.v)
+        B, T = q.shape[:2]  # a split sequence is whole here
+        q, k, v_BKTD = q.view(B, T, -1, D), k.view(B, T, -1, D), v.view(B, T, -1, D).transpose(1, 2)
         if self.cache is not None:
             position_ids = self.cache.shared.positions(T, q.device)
         cos, sin = self.rotary(T, q.device, position_ids)
@@ -137,7 +158,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+        gate, up = products(x_BTC, self.gate, self.up)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):

@@ -163,7 +163,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
     C, T, H = part["width"], run.tokens, part["heads"]
     K, D = part["kv_heads"] or H, C // H
     q, k, v = (
-        tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise")
+        tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise", joined=True)
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
@@ -174,8 +174,8 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
 
 def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: ActivationModel, x: Value) -> Value:
     T = run.tokens
-    gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise")
-    up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise")
+    gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise", joined=True)
+    up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise", joined=True)
     y = tape.times(tape.pointwise(gate), up)
     return tape.linear(y, f"{name}.down", hidden, width, rows=T, style="rowwise")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from dtrain.model.gpt import GPT, Rotary, rotate
+from dtrain.model.gpt import GPT, Rotary, joined, rotate
 from dtrain.model.seeds import fill
 from dtrain.parallel.order import materialize
 
@@ -169,3 +169,29 @@ def test_norms_on_a_gpu_run_in_one_type_whatever_the_lists_of_autocast_have(
             logits = model(torch.zeros(2, 4, dtype=torch.long, device="cuda"))
     assert norms.types == [{torch.bfloat16}] * 9, "four in each block, and the last"
     assert logits.dtype == torch.bfloat16
+
+
+def test_one_product_of_several_layers_has_their_outputs_and_gradients() -> None:
+    layers, x = [torch.nn.Linear(8, outputs, bias=False) for outputs in (8, 4, 12)], torch.randn(2, 5, 8)
+    both = list[list[Tensor]]()
+    for outputs in ([layer(x.requires_grad_()) for layer in layers], joined(x, layers)):
+        weights = [each.weight for each in layers]
+        both.append([*outputs, *torch.autograd.grad(sum(each.sin().sum() for each in outputs), [x, *weights])])
+    torch.testing.assert_close(*both, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cast", "hooks", "expected"), [(True, False, 4), (True, True, 6), (False, False, 7)], ids=["plain", "hook", "fp32"]
+)
+def test_a_compiled_block_multiplies_once_by_matrices_of_one_input_that_autocast_casts(
+    cast: bool, hooks: bool, expected: int
+) -> None:
+    """Hooks are those of tensor parallelism, for one; fp32 weights would be copied for nothing."""
+    block, graphs = small_gpt().blocks[0], list[torch.fx.GraphModule]()
+    if hooks:
+        block.attention.k.register_forward_hook(lambda *_: None)
+    block.compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        block(torch.randn(1, 4, 8, dtype=torch.bfloat16 if cast else torch.float32))
+    (graph,) = graphs
+    assert sum(node.target is torch._C._nn.linear for node in graph.graph.nodes) == expected

@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Sequence
 
 import torch
-import torch._dynamo
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._functorch import config
 
 from dtrain.compile import Compile
@@ -26,7 +26,7 @@ def build(*, mode: str) -> Compile:
     config.ban_recompute_materialized_backward = False
     # a block has no collective of ddp to overlap: torch would cut its graph at a first bucket of 1 MiB
     # (https://docs.pytorch.org/docs/stable/notes/ddp.html#torchdynamo-ddpoptimizer)
-    torch._dynamo.config.optimize_ddp = False
+    dynamo.optimize_ddp = False
 
     def wrap(blocks: Sequence[nn.Module]) -> None:
         for block in blocks:

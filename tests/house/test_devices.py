@@ -193,7 +193,7 @@ CUDA = {
     ),
     "what is decided and predicted for the device of a plan": (
         "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/formulas.py:_transformer", "predict/formulas.py:shapes", "planned.py:", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
-        "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
+        "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision", "resolve/small.py:words",
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),

@@ -1,7 +1,6 @@
 """Compile every block of the model."""
 
 import importlib
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -9,6 +8,7 @@ from torch._dynamo import config as dynamo
 from torch._functorch import config
 
 from dtrain.compile import Compile
+from dtrain.model import blocks
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes in which torch records the kernels of a graph, and replays them in the same memory."""
@@ -16,7 +16,17 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 def build(*, mode: str) -> Compile:
     """`mode` as in torch.compile."""
+    prepare(mode)
 
+    def wrap(model: nn.Module) -> None:
+        for block in dict.fromkeys(blocks(model)):
+            block.compile(mode=mode)
+
+    return wrap
+
+
+def prepare(mode: str) -> None:
+    """Set what torch's compiler does in this process."""
     if mode in CUDA_GRAPHS and torch.cuda.is_available():
         # so that `dtrain.compile.begin` marks the first step too
         importlib.import_module("torch._inductor.cudagraph_trees")
@@ -27,9 +37,3 @@ def build(*, mode: str) -> Compile:
     # a block has no collective of ddp to overlap: torch would cut its graph at a first bucket of 1 MiB
     # (https://docs.pytorch.org/docs/stable/notes/ddp.html#torchdynamo-ddpoptimizer)
     dynamo.optimize_ddp = False
-
-    def wrap(blocks: Sequence[nn.Module]) -> None:
-        for block in blocks:
-            block.compile(mode=mode)
-
-    return wrap

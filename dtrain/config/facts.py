@@ -33,7 +33,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "adapter": {"trains": ["all", "adapter"], "packs": "bool"},
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
-    "compile": {"keeps": _KEEPS, "moves": "number > 0"},
+    "compile": {"keeps": _KEEPS, "moves": "number > 0", "most": "int >= 1"},
     "backend": {"device": ["cpu", "cuda"], "started_by": "list of text"},
     "model": {
         "arithmetic": "text", "takes": ["tokens", "image", "features"], "halves": "text", "matrices": "bool",

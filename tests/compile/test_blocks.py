@@ -68,7 +68,7 @@ def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch:
     def asked() -> list[Any]:
         model = nn.Sequential(Asking(), Asking())
         names = list(model.state_dict())
-        build(mode="default")(list(model))
+        build(mode="default")(model)
         model(torch.ones(1, 2)).sum().backward()
         return [block.compiled for block in model] + [list(model.state_dict()) == names]
 
@@ -97,7 +97,7 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     def graphs() -> int:
         block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
         locate(f"dtrain.remat.{remat}.build")()([block])
-        build(mode="default")([block])
+        build(mode="default")(nn.Sequential(block))
         counters.clear()
         block(torch.ones(1, 2)).sum().backward()
         return int(counters["stats"]["unique_graphs"])

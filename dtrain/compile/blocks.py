@@ -8,7 +8,7 @@ from torch._dynamo import config as dynamo
 from torch._functorch import config
 
 from dtrain.compile import Compile
-from dtrain.model import blocks
+from dtrain.model import PassThrough, blocks, tables
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes in which torch records the kernels of a graph, and replays them in the same memory."""
@@ -19,10 +19,21 @@ def build(*, mode: str) -> Compile:
     prepare(mode)
 
     def wrap(model: nn.Module) -> None:
-        for block in dict.fromkeys(blocks(model)):
-            block.compile(mode=mode)
+        for module in dict.fromkeys([*blocks(model), *_beside(model)]):
+            module.compile(mode=mode)
 
     return wrap
+
+
+def _beside(model: nn.Module) -> list[nn.Module]:
+    """The modules in a model's table `fused`, but for those of other stages of a pipeline, and where tensor parallelism
+    has split them or what is around them.
+    """
+    modules, names = dict(model.named_modules()), list[str]()
+    for prefix, table in tables(model, "fused"):
+        split = any(modules[f"{prefix}{name.split('.')[0]}"]._forward_hooks for name in table)
+        names += [] if split else [f"{prefix}{name}" for name in table]
+    return [modules[name] for name in names if name in modules and not isinstance(modules[name], PassThrough)]
 
 
 def prepare(mode: str) -> None:

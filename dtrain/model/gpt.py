@@ -46,14 +46,29 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BTC, self.weight)
 
 
+class Scale(nn.Module):
+    """x times a number, in the type of matrix products."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(product_type(x)) * self.by
+
+
 class Embedding(nn.Embedding):
     """Rows times sqrt(C), in the type of matrix products: so is the residual stream, whatever the type of the
     weight.
     """
 
+    def __init__(self, vocab: int, width: int) -> None:
+        super().__init__(vocab, width)
+        self.scale = Scale(width**0.5)
+
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        rows_BTC = super().forward(tokens_BT)
-        return rows_BTC.to(product_type(rows_BTC)) * self.embedding_dim**0.5
+        scaled_BTC: Tensor = self.scale(super().forward(tokens_BT))
+        return scaled_BTC
 
 
 class Rotary:
@@ -177,6 +192,9 @@ class Decoder(nn.Module):
     """Tokens [B, T] -> logits [B, T, V]: embedding, blocks, norm and head."""
 
     pipeline = ("embed", "blocks", "norm", "head")
+    fused: ClassVar = ("embed.scale", "norm")
+    """Modules that are compiled beside the blocks. Rows are looked up outside: compiled, their gradients would add up
+    in any order."""
     keeps_keys: ClassVar = True
     """Every attention has a `cache`, and is called with the new tokens alone while it is set."""
     as_transformers: Mapping[str, Any]

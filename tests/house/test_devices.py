@@ -188,7 +188,7 @@ CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
     "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
-        "compile/blocks.py:build", "parallel/kernels.py:kernel_of",
+        "compile/blocks.py:prepare", "parallel/kernels.py:kernel_of",
         "parallel/checks.py:tolerance_of", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (

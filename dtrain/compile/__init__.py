@@ -1,15 +1,15 @@
 """Whether blocks are compiled (torch.compile), each alone: equal blocks share one compilation, and wrappers stay
-outside of it.
+outside of it; or, on one rank, the whole model.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-Compile = Callable[[Sequence[nn.Module]], None]
-"""Changes the blocks of a model in place."""
+Compile = Callable[[nn.Module], None]
+"""Changes a model in place."""
 
 
 def begin() -> None:

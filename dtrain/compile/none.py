@@ -4,4 +4,4 @@ from dtrain.compile import Compile
 
 
 def build() -> Compile:
-    return lambda blocks: None
+    return lambda model: None

@@ -33,12 +33,12 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "adapter": {"trains": ["all", "adapter"], "packs": "bool"},
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},
-    "compile": {"keeps": _KEEPS, "moves": "number > 0"},
+    "compile": {"keeps": _KEEPS, "moves": "number > 0", "most": "int >= 1"},
     "backend": {"device": ["cpu", "cuda"], "started_by": "list of text"},
     "model": {
         "arithmetic": "text", "takes": ["tokens", "image", "features"], "halves": "text", "matrices": "bool",
         "blocks": "list of text", "tp": "list of text", "sequence": "bool", "multiples": "mapping",
-        "at_most": "mapping", "reads": "mapping", "weights_at": "text",
+        "at_most": "mapping", "reads": "mapping", "weights_at": "text", "residual": ["compute"],
     },
     "pipeline": {
         "stages": "int >= 1", "more": "bool", "layout": ["loop", "v"], "least": "int >= 0", "rounds": "bool",

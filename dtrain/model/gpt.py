@@ -7,7 +7,7 @@ start at zero (arXiv 2203.03466), embeddings times sqrt(C) (arXiv 1706.03762).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -18,6 +18,23 @@ from dtrain.model import documents
 from dtrain.model.cache import LayerCache
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """The type in which matrices are multiplied: that of autocast, or else of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def rms_norm(x: Tensor, weight_C: Tensor | None = None) -> Tensor:
+    """x / rms(x) * weight over the last dim, in the type of `x`. autocast computes it in fp32 on a GPU from torch 2.12
+    on, and in no other case (https://docs.pytorch.org/docs/stable/amp.html), so it is off here.
+    """
+    weight_C = None if weight_C is None else weight_C.to(x.dtype)
+    if not torch.is_autocast_enabled(x.device.type):
+        return F.rms_norm(x, x.shape[-1:], weight_C)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, x.shape[-1:], weight_C)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, over the last dim."""
 
@@ -26,14 +43,32 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return F.rms_norm(x_BTC, self.weight.shape, self.weight)
+        return rms_norm(x_BTC, self.weight)
+
+
+class Scale(nn.Module):
+    """x times a number, in the type of matrix products."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(product_type(x)) * self.by
 
 
 class Embedding(nn.Embedding):
-    """Rows times sqrt(C)."""
+    """Rows times sqrt(C), in the type of matrix products: so is the residual stream, whatever the type of the
+    weight.
+    """
+
+    def __init__(self, vocab: int, width: int) -> None:
+        super().__init__(vocab, width)
+        self.scale = Scale(width**0.5)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return super().forward(tokens_BT) * self.embedding_dim**0.5
+        scaled_BTC: Tensor = self.scale(super().forward(tokens_BT))
+        return scaled_BTC
 
 
 class Rotary:
@@ -73,6 +108,28 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x_BTHD * cos + x_BTHD.roll(x_BTHD.shape[-1] // 2, -1) * sin).to(x_BTHD.dtype)
 
 
+def products(x_BTC: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """The output of each layer. In a compiled block where autocast casts the weights, one product computes all: the
+    cast writes them side by side, and the backward adds up no gradients of `x_BTC`.
+    """
+    is_joined = torch.compiler.is_compiling() and all(_is_cast(layer, product_type(x_BTC)) for layer in layers)
+    return joined(x_BTC, layers) if is_joined else [layer(x_BTC) for layer in layers]
+
+
+def joined(x_BTC: Tensor, layers: Sequence[Any]) -> Sequence[Tensor]:
+    """The outputs of linear layers without a bias, by one product."""
+    weights = [layer.weight for layer in layers]
+    return F.linear(x_BTC, torch.cat(weights)).split([len(weight) for weight in weights], -1)
+
+
+def _is_cast(layer: nn.Module, product: torch.dtype) -> bool:
+    """Whether autocast casts the weight of a linear layer, which no adapter, precision or split of tensor parallelism
+    has changed.
+    """
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and not hooks and layer.weight.dtype != product
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
@@ -86,15 +143,14 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         D = self.head_width
-        q = self.q(x_BTC)  # a split sequence is whole here
-        B, T = q.shape[:2]
-        q, k = q.view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
-        v_BKTD = self.v(x_BTC).view(B, T, -1, D).transpose(1, 2)
+        q, k, v = products(x_BTC, self.q, self.k, self.v)
+        B, T = q.shape[:2]  # a split sequence is whole here
+        q, k, v_BKTD = q.view(B, T, -1, D), k.view(B, T, -1, D), v.view(B, T, -1, D).transpose(1, 2)
         if self.cache is not None:
             position_ids = self.cache.shared.positions(T, q.device)
         cos, sin = self.rotary(T, q.device, position_ids)
-        q_BHTD = rotate(F.rms_norm(q, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
-        k_BKTD = rotate(F.rms_norm(k, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
+        q_BHTD = rotate(rms_norm(q), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
+        k_BKTD = rotate(rms_norm(k), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         if self.cache is not None:
             x_BHTD = self.cache.attend(q_BHTD, k_BKTD, v_BKTD)
         else:
@@ -117,7 +173,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+        gate, up = products(x_BTC, self.gate, self.up)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -135,6 +192,9 @@ class Decoder(nn.Module):
     """Tokens [B, T] -> logits [B, T, V]: embedding, blocks, norm and head."""
 
     pipeline = ("embed", "blocks", "norm", "head")
+    fused: ClassVar = ("embed.scale", "norm")
+    """Modules that are compiled beside the blocks. Rows are looked up outside: compiled, their gradients would add up
+    in any order."""
     keeps_keys: ClassVar = True
     """Every attention has a `cache`, and is called with the new tokens alone while it is set."""
     as_transformers: Mapping[str, Any]
@@ -154,9 +214,7 @@ class Decoder(nn.Module):
         are one document each.
         """
         x_BTC = self.embed(input_ids)
-        device = x_BTC.device.type
-        compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTC.dtype
-        mask = documents.mask(position_ids, compute)
+        mask = documents.mask(position_ids, product_type(x_BTC))
         for block in self.blocks:
             x_BTC = block(x_BTC, position_ids, mask)
         logits_BTV: Tensor = self.head(self.norm(x_BTC))

@@ -18,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.adapted import begin, lacks_memory, packed
 from dtrain.model.seeds import fill, fill_added, fill_head
-from dtrain.objective.head import defer
+from dtrain.objective.head import Head, defer
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
@@ -63,9 +63,13 @@ def parallelize(
         tensor.apply(model, mesh.axis("tp"), **tensors)
     if mesh.shape.ep > 1:
         expert.apply(model, mesh)
-    for wrap in (remat, compile):
-        if wrap is not None:
-            wrap(list(dict.fromkeys(blocks(model))))
+    if remat is not None:
+        remat(list(dict.fromkeys(blocks(model))))
+    if compile is not None:
+        compile(model)
+    if model._compiled_call_impl is not None:
+        for head in (each for each in model.modules() if isinstance(each, Head)):  # deferred logits are in no graph
+            head.forward = torch.compiler.disable(head.forward)  # type: ignore[method-assign]
     for root in pipelined.stages.values() if pipelined else [model]:
         strategy.shard(root, mesh, precision)
     device = torch.device("cpu") if strategy.offload == "cpu" else mesh.device

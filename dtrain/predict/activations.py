@@ -136,11 +136,12 @@ class ActivationModel:
         style: str = "",
         bias: bool = False,
         hidden: bool = True,
+        joined: bool = False,
     ) -> Value:
         """Multiply `rows` rows by a weight [outputs, inputs]."""
         whole = f"{self.name}.{name}" if name else self.name
         layout, dim = STYLES.get(style, (x.layout, None))
-        weight = Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden)
+        weight = Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden, joined=joined)
         self.weights.append(weight)
         if bias:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))

@@ -21,7 +21,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict.chunks import rows_of
 from dtrain.predict.shapes import Block, Shapes, Split, Weight, stages_of
-from dtrain.predict.state_bytes import gathered
+from dtrain.predict.state_bytes import gathered, gathered_bytes
 from dtrain.predict.view import View, kinds
 
 STOP_BYTES = 8
@@ -153,7 +153,7 @@ def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, axis: 
 
 def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Iterator[Call]:
     numbers = sum(padded(gathered(view.plan, weight), view.groups[axis].size) for weight in weights if weight.shape)
-    yield Call(axis, "all_gather", "weights", times, times * numbers * view.stream)
+    yield Call(axis, "all_gather", "weights", times, times * numbers * gathered_bytes(view.plan))
 
 
 def _ddp(view: View) -> Iterator[Call]:
@@ -248,7 +248,7 @@ def _replicated_weights(view: View, block: Block) -> Iterator[Call]:
     for split, weight in itertools.product(block.splits, block.weights):
         if split.style in styles and weight.trained and weight.name.rpartition(".")[0] == split.name:
             times = block.count * view.reduces
-            yield Call("tp", "all_reduce", "gradients", times, times * weight.count * view.stream)
+            yield Call("tp", "all_reduce", "gradients", times, times * weight.count * gathered_bytes(view.plan))
 
 
 def _loss(view: View) -> Iterator[Call]:

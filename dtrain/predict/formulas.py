@@ -28,7 +28,7 @@ from dtrain.predict.shapes import (
     runs,
     types_of,
 )
-from dtrain.predict.state_bytes import flowing
+from dtrain.predict.state_bytes import flowing, gathered_bytes
 from dtrain.predict.stated import unstated
 
 NEXT = "sequence_parallel"
@@ -37,8 +37,9 @@ NEXT = "sequence_parallel"
 @dataclass(frozen=True)
 class Run:
     """Inputs of the formulas besides the model's arguments. `tokens` per sample; `context`: the way in which ranks that
-    share a sequence, `ranks` of them, attend to all of it, or empty; `cast`: inputs are cast to another type; `chunk`:
-    that of the objective, whose backward computes logits `again`.
+    share a sequence, `ranks` of them, attend to all of it, or empty; `cast`: inputs are cast to another type; `rows`:
+    bytes of a number in the rows of an embedding; `chunk`: that of the objective, whose backward computes logits
+    `again`.
     """
 
     types: Types
@@ -48,6 +49,7 @@ class Run:
     ranks: int
     cast: bool
     task: str
+    rows: int
     chunk: int | str = 0
     again: bool = False
 
@@ -68,7 +70,7 @@ def shapes(plan: Plan) -> Shapes | None:
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
         flowing(plan), plan.device == "cuda", tokens, context, plan.mesh.cp, types_of(plan).param != 4, task,
-        plan.objective.get("chunk", 0), again_of(plan),
+        gathered_bytes(plan), plan.objective.get("chunk", 0), again_of(plan),
     )  # fmt: skip
     return FORMULAS[formula](part, run)
 
@@ -129,7 +131,8 @@ def _transformer(
     chunked = in_chunks(run.chunk, V)
     embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"] and not chunked, embedding=True))
     embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, grad_in=False, summed=True))
-    x = embed.op([], Value(T * C, rest, "stream", trained=True), weight=embed.weights[0])
+    x = embed.op([], Value(T * C, run.rows, "stream", trained=True), weight=embed.weights[0])
+    x = embed.op([embed.cast(x, rest)], Value(T * C, rest, "stream"))
     blocks = [embed.block(x, listed=False)]
 
     tape = run.tape("blocks.0")
@@ -161,7 +164,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
     C, T, H = part["width"], run.tokens, part["heads"]
     K, D = part["kv_heads"] or H, C // H
     q, k, v = (
-        tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise")
+        tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise", joined=True)
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
@@ -172,8 +175,8 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
 
 def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: ActivationModel, x: Value) -> Value:
     T = run.tokens
-    gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise")
-    up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise")
+    gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise", joined=True)
+    up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise", joined=True)
     y = tape.times(tape.pointwise(gate), up)
     return tape.linear(y, f"{name}.down", hidden, width, rows=T, style="rowwise")
 

@@ -113,7 +113,7 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
         left, chunk, largest = _chunk(plan, block, block.chunk, wide * max([*trained, tied], default=0), casts)
         casts = 0
     recast = again or "products" in (fact(plan.remat, "keeps"), fact(plan.compile, "keeps"))
-    kept = 0.0 if block.listed and recast else casts
+    kept = _joined(plan, block, again=again) if block.listed and recast else casts
     chunk += max(narrow, default=0) * (types.param + types.compute * types.autocast)  # unpacked for one product
     more, made = chunk + casts - kept, sum(trained) * wide
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
@@ -128,6 +128,15 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
         tuple(_spots(plan, block, sample, more, made)) or (Spot(peak_live + more, 0.0, largest),),
         *(block.saved[way].of(plan) * micro for way in (own, *PARTS)),
     )  # fmt: skip
+
+
+def _joined(plan: Plan, block: Block, *, again: bool) -> float:
+    """Bytes of the weights that a compiled block casts side by side, and keeps so for its backward."""
+    types, alone = types_of(plan), plan.mesh.tp == 1 and not holding_of(plan).shards
+    compiled = fact(plan.compile, "keeps") == "products" and fact(plan.remat, "keeps") != "products"
+    if again or not (types.autocast and alone and compiled) or fact(plan.precision, "flops") == "fp8":
+        return 0.0
+    return types.compute * sum(weight.count for weight in block.weights if weight.joined)
 
 
 def _spots(plan: Plan, block: Block, peak: float, more: float, made: float) -> Iterator[Spot]:

@@ -20,7 +20,8 @@ from dtrain.planned import PipelineShape, Plan
 class Weight:
     """One parameter, unsharded. `tp`: the dim that the model's `tp_plan` splits, None if it is replicated; `product`:
     used in a matrix product, so autocast copies it; `hidden`: a matrix that muon orthogonalises; `bits`: of a number
-    that is not held in the type of the precision.
+    that is not held in the type of the precision; `joined`: a compiled block multiplies by it and others at once
+    (dtrain.model.gpt.products).
     """
 
     name: str = field(compare=False)
@@ -32,6 +33,7 @@ class Weight:
     embedding: bool = False
     trained: bool = True
     bits: float | None = None
+    joined: bool = False
 
     @property
     def count(self) -> int:

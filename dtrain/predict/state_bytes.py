@@ -41,10 +41,17 @@ def holding_of(plan: Plan) -> Holding:
 
 def flowing(plan: Plan) -> Types:
     """The types between operators: FSDP2 gathers weights in the compute type, so embeddings and the residual stream
-    have it too.
+    have it too, and some models cast their embeddings to it.
     """
-    types = types_of(plan)
-    return replace(types, param=types.compute) if holding_of(plan).shards else types
+    types, casts = types_of(plan), fact(plan.model, "residual") == "compute"
+    return replace(types, param=types.compute) if casts or holding_of(plan).shards else types
+
+
+def gathered_bytes(plan: Plan) -> int:
+    """Bytes per element of weights as a forward uses them, and of their gradients before reduction: FSDP2 casts weights
+    when it gathers them.
+    """
+    return types_of(plan).compute if holding_of(plan).shards else types_of(plan).param
 
 
 def shards_of(plan: Plan, weight: Weight) -> int:

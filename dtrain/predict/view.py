@@ -9,7 +9,7 @@ from functools import cached_property
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict.shapes import Block, Shapes, Types, Weight, types_of
-from dtrain.predict.state_bytes import Holding, holding_of
+from dtrain.predict.state_bytes import Holding, flowing, holding_of
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,8 @@ class View:
 
     @property
     def stream(self) -> int:
-        """Bytes per element of gathered weights, of their gradients before reduction, and of activations between
-        blocks.
-
-        FSDP2 casts weights when it gathers them; with autocast alone, activations between blocks keep the type of the
-        weights.
-        """
-        return self.types.compute if self.holding.shards else self.types.param
+        """Bytes per element of activations between blocks."""
+        return flowing(self.plan).param
 
     @property
     def rows(self) -> float:

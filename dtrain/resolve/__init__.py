@@ -38,6 +38,7 @@ from dtrain.resolve import (
     ranks,
     reduction,
     sets,
+    small,
     stopping,
     targets,
     time_limit,
@@ -192,6 +193,15 @@ def _runs(config: Config, cluster: Cluster, trace: auto.Trace, found: Found) -> 
 
 
 def _plan_on(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | None) -> Plan:
+    plan = _decided(nodes, config, cluster, trace)
+    words = small.words(config, plan)
+    if not words:
+        return plan
+    again = _decided(nodes, applied(config, words), cluster, trace)
+    return replace(again, why={**again.why, **{name: small.reason(word, plan) for name, word in words.items()}})
+
+
+def _decided(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | None) -> Plan:
     draft = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes)
     config = replace(config, nodes=nodes)
     wrong = values.judge(config)

@@ -199,7 +199,14 @@ def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     not reliably gain any.
     """
     word, reason = ("blocks", "on a GPU") if draft["device"] == "cuda" else ("none", "on the CPU")
-    return {"compile": choose(config, "compile", word, draft["why"], reason)}
+    part, ranks = choose(config, "compile", word, draft["why"], reason), draft["nodes"] * draft["devices"]
+    most = fact(part, "most")
+    if most is not None and ranks > most:
+        raise WordsError(
+            f"compile={config.choices['compile']} is for {'one rank' if most == 1 else f'{most} ranks'}, but nodes x "
+            f"devices = {ranks}. Type compile=blocks."
+        )
+    return {"compile": part}
 
 
 def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas, reference
 from dtrain.predict.shapes import Shapes
-from dtrain.predict.state_bytes import flowing
+from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.stated import unstated
 from dtrain.secrets import screen
 from dtrain.storage import hub, store
@@ -54,7 +54,7 @@ def _of_model(plan: Plan) -> Shapes:
     if shapes is not None:
         return shapes
     _look_for(plan)
-    key = repr((plan.model, plan.adapter, plan.data, plan.objective, plan.precision, flowing(plan)))
+    key = repr((plan.model, plan.adapter, plan.data, plan.objective, plan.precision, holding_of(plan).shards))
     from dtrain.parallel.order import check
     from dtrain.strategy import fsdp
     from dtrain.tracing.tracer import trace

@@ -45,8 +45,8 @@ from dtrain.parallel.order import lower, materialize
 from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.predict.activations import STYLES
-from dtrain.predict.shapes import LayoutBytes, Shapes, Split, runs, types_of
-from dtrain.predict.state_bytes import flowing
+from dtrain.predict.shapes import LayoutBytes, Shapes, Split, runs
+from dtrain.predict.state_bytes import flowing, holding_of
 from dtrain.tracing import notes
 from dtrain.tracing.blocks import blocks_of, style_of
 from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
@@ -110,7 +110,7 @@ def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
             fill(model, plan.seed)
     if precision.param != torch.float32:
         lower(model, precision.param)
-    if flowing(plan).param != types_of(plan).param:
+    if holding_of(plan).shards and precision.compute != precision.param:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(precision.compute)
 

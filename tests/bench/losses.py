@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.nn.functional as F
 from ring import resident
-from torch import Tensor, nn
+from torch import Tensor
 
 from dtrain.compile.blocks import build as blocks
 from dtrain.model.gpt import GPT
@@ -108,7 +108,7 @@ class Step:
             self.batch = torch.randint(vocab, (max(1, tokens // 256), 256))
         defer(self.model, "auto")
         if compiled:
-            blocks(mode="default")([module for module in self.model.blocks if isinstance(module, nn.Module)])
+            blocks(mode="default")(self.model)
         self.device, self.dtype = device, dtype
 
     def __call__(self, module: Any) -> Tensor:

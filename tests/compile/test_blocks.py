@@ -19,6 +19,7 @@ from dtrain.compile.blocks import build
 from dtrain.data.stream import as_source
 from dtrain.evaluation.heldout import evaluate
 from dtrain.predict import formulas
+from dtrain.predict.peak_memory import sizes_of
 
 # torch's own compiler warns of what else of torch it uses
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,6 +35,8 @@ MESHES: dict[str, tuple[Any, dict[str, int]]] = {
 
 REMAT = {"selective": ({}, 1), "budget": ({"share": 0.5}, 2)}
 """Arguments, and graphs: of `budget` one for blocks as under `none` and one for blocks as under `full`."""
+BESIDE = 2
+"""Graphs beside those of blocks: of the embedding's scale, and of the last norm."""
 MOE = {
     "_target_": "dtrain.model.moe.MoE",
     "vocab": "auto",
@@ -67,7 +70,7 @@ def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch:
     def asked() -> list[Any]:
         model = nn.Sequential(Asking(), Asking())
         names = list(model.state_dict())
-        build(mode="default")(list(model))
+        build(mode="default")(model)
         model(torch.ones(1, 2)).sum().backward()
         return [block.compiled for block in model] + [list(model.state_dict()) == names]
 
@@ -96,7 +99,7 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     def graphs() -> int:
         block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
         locate(f"dtrain.remat.{remat}.build")()([block])
-        build(mode="default")([block])
+        build(mode="default")(nn.Sequential(block))
         counters.clear()
         block(torch.ones(1, 2)).sum().backward()
         return int(counters["stats"]["unique_graphs"])
@@ -132,7 +135,9 @@ def test_blocks_are_one_graph_for_each_way_in_which_they_run(
         return compiled
 
     expected = {
-        f"{remat} {precision}": (ways, []) for remat, (_, ways) in REMAT.items() for precision in ("fp32", "bf16")
+        f"{remat} {precision}": (ways + BESIDE, [])
+        for remat, (_, ways) in REMAT.items()
+        for precision in ("fp32", "bf16")
     }
     for compiled in ranks(max([1, *degrees.values()]), graphs):
         assert compiled == expected
@@ -184,7 +189,25 @@ def test_a_compiled_block_saves_what_its_plan_says() -> None:
         return tensor
 
     with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(note, lambda each: each):
-        block(torch.randn(1, 256, 64, requires_grad=True))
+        block(torch.randn(1, 256, 64, dtype=torch.bfloat16, requires_grad=True))
     counted = sum(size for place, size in kept.items() if place not in weights)
-    expected = next(each.saved["products"].of(decided) for each in shapes.blocks if each.listed)
-    assert counted == pytest.approx(expected, rel=0.05)
+    listed = next(each for each in shapes.blocks if each.listed)
+    sizes = next(each for each in sizes_of(decided, shapes, shapes.blocks) if each.count == listed.count)
+    assert counted == pytest.approx(listed.saved["products"].of(decided) + sizes.casts, rel=0.05)
+
+
+@pytest.mark.parametrize("bucket_mb", [25, 0.05])
+def test_ddp_leaves_the_graph_of_a_block_whole(bucket_mb: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would cut it at a first bucket of 1 MiB, and fail where other buckets are smaller."""
+    compile = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager"))
+    wide = PARTS["model"] | {"width": 256, "hidden": 512}
+    parts = PARTS | {"model": wide, "compile": COMPILED, "strategy": STRATEGIES["ddp"] | {"bucket_mb": bucket_mb}}
+
+    def graphs() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        few_steps(parts, {"dp_replicate": 2}, steps=1)
+        return int(counters["aot_autograd"]["total"])
+
+    assert ranks(2, graphs) == [1 + BESIDE] * 2

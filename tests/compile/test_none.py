@@ -20,7 +20,7 @@ class Asking(nn.Module):
 
 
 def test_nothing_is_compiled() -> None:
-    blocks = [Asking(), Asking()]
+    blocks = nn.Sequential(Asking(), Asking())
     build()(blocks)
     for block in blocks:
         block(torch.ones(1, 2))

@@ -190,12 +190,12 @@ CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
     "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
-        "compile/blocks.py:build", "parallel/kernels.py:kernel_of",
+        "compile/blocks.py:prepare", "parallel/kernels.py:kernel_of",
         "objective/chunked.py:writes_wide", "parallel/checks.py:tolerance_of", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
         "launcher/manifest.py:_resources", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._options", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/chunks.py:", "predict/chunks.py:rows_for", "predict/formulas.py:shapes", "resolve/chunk.py:sized", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
-        "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
+        "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision", "resolve/small.py:words",
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),

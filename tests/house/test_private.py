@@ -50,7 +50,7 @@ PRIVATE = {
     "_set_params_and_buffers_to_ignore_for_model": "torch.nn.parallel.DistributedDataParallel",
     "_unsharded_param": "torch.distributed.fsdp._fully_shard._fsdp_param", "_prepare_input_fn": "torch.distributed.tensor.parallel.SequenceParallel",
     "_prepare_output_fn": "torch.distributed.tensor.parallel.ColwiseParallel", "_make_wrapper_subclass": "torch.Tensor",
-    "torch._dynamo": "torch", "torch._functorch.config": "torch._functorch", "torch._inductor.cudagraph_trees": "torch._inductor",
+    "torch._dynamo": "torch", "torch._dynamo.config": "torch._dynamo", "torch._functorch.config": "torch._functorch", "torch._inductor.cudagraph_trees": "torch._inductor",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "torch._subclasses.fake_tensor",
     "torch._subclasses.fake_tensor.FakeTensor": "torch._subclasses.fake_tensor",
     "torch._subclasses.fake_tensor.FakeTensorMode": "torch._subclasses.fake_tensor",

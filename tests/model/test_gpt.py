@@ -1,11 +1,19 @@
 """A causal transformer: what it may see, what its variants equal, how many weights it has."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from small import small_gpt, tokens
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
-from dtrain.model.gpt import GPT, Rotary, rotate
+from dtrain.model.gpt import GPT, Rotary, joined, rotate
 from dtrain.model.seeds import fill
+from dtrain.parallel.order import materialize
 
 
 @pytest.mark.parametrize("changed", [{}, {"kv_heads": 1}, {"tied": False}, {"heads": 4}])
@@ -121,3 +129,69 @@ def test_embeddings_begin_at_a_size_that_does_not_depend_on_the_vocabulary() -> 
     fill(model, seed=0)
     for weight in (model.embed.weight, model.head.weight):
         assert float(weight.detach().std()) == pytest.approx(0.25 * 64**-0.5, rel=0.05)
+
+
+class Norms(TorchFunctionMode):
+    """The types of the inputs and the result of each norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types = list[set[torch.dtype]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        if func is F.rms_norm:
+            self.types.append({each.dtype for each in (*args, out) if isinstance(each, Tensor)})
+        return out
+
+
+@pytest.fixture
+def cuda_autocast() -> Iterator[None]:
+    """The casts of autocast on a GPU, which torch makes without one too, of tensors without memory."""
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+def test_norms_on_a_gpu_run_in_one_type_whatever_the_lists_of_autocast_have(
+    cuda_autocast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From torch 2.12 on, autocast makes its norms fp32."""
+    # a position is indexed, which torch does not do for a GPU that it was not built for
+    monkeypatch.setattr(Rotary, "__call__", lambda _, T, device, positions: [torch.empty(T, 1, 4, device=device)] * 2)
+    with FakeTensorMode(), torch.no_grad():
+        with torch.device("meta"):
+            model = GPT(vocab=16, layers=2, heads=2, width=8).requires_grad_(False)
+        materialize(model, torch.device("cuda"))
+        assert F.linear(torch.empty(1, 8, device="cuda"), model.head.weight).dtype == torch.bfloat16, "it casts"
+        with Norms() as norms:
+            logits = model(torch.zeros(2, 4, dtype=torch.long, device="cuda"))
+    assert norms.types == [{torch.bfloat16}] * 9, "four in each block, and the last"
+    assert logits.dtype == torch.bfloat16
+
+
+def test_one_product_of_several_layers_has_their_outputs_and_gradients() -> None:
+    layers, x = [torch.nn.Linear(8, outputs, bias=False) for outputs in (8, 4, 12)], torch.randn(2, 5, 8)
+    both = list[list[Tensor]]()
+    for outputs in ([layer(x.requires_grad_()) for layer in layers], joined(x, layers)):
+        weights = [each.weight for each in layers]
+        both.append([*outputs, *torch.autograd.grad(sum(each.sin().sum() for each in outputs), [x, *weights])])
+    torch.testing.assert_close(*both, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cast", "hooks", "expected"), [(True, False, 4), (True, True, 6), (False, False, 7)], ids=["plain", "hook", "fp32"]
+)
+def test_a_compiled_block_multiplies_once_by_matrices_of_one_input_that_autocast_casts(
+    cast: bool, hooks: bool, expected: int
+) -> None:
+    """Hooks are those of tensor parallelism, for one; fp32 weights would be copied for nothing."""
+    block, graphs = small_gpt().blocks[0], list[torch.fx.GraphModule]()
+    if hooks:
+        block.attention.k.register_forward_hook(lambda *_: None)
+    block.compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        block(torch.randn(1, 4, 8, dtype=torch.bfloat16 if cast else torch.float32))
+    (graph,) = graphs
+    assert sum(node.target is torch._C._nn.linear for node in graph.graph.nodes) == expected

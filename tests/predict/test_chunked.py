@@ -45,7 +45,9 @@ def test_a_trace_is_the_arithmetic() -> None:
     assert shapes
     traced, _ = trace(plan)
     assert memory(plan, traced).activations == memory(plan, shapes).activations
-    assert memory(plan, traced).peak == pytest.approx(memory(plan, shapes).peak, rel=0.02)
+    assert memory(plan, traced).peak == pytest.approx(
+        memory(plan, shapes).peak, rel=0.025
+    )  # of the last norm and the head
     assert work(plan, traced) == work(plan, shapes)
 
 

@@ -65,7 +65,7 @@ def test_one_process_per_gpu() -> None:
 def test_products_are_of_bf16_on_gpus_that_have_it(
     words: tuple[str, ...], on: Cluster, chosen: str, why: str | None
 ) -> None:
-    decided = plan(*words, on=on)
+    decided = plan(*words, "model.width=4096", "batch=256", on=on)
     assert word(decided.precision) == chosen
     assert decided.why.get("precision") == why
 

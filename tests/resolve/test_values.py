@@ -17,6 +17,16 @@ def test_a_number_out_of_range_is_refused_by_its_key(word: str) -> None:
     assert word.split("=")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("group", "word"),
+    [("backend=gloo", "backend.timeout=1e15"), ("strategy=ddp", "strategy.bucket_mb=1e13"),
+     ("optim=adamw", "optim.eps=0"), ("optim=muon", "optim.eps=0")],
+)  # fmt: skip
+def test_a_number_that_torch_overflows_or_divides_by_is_refused(group: str, word: str) -> None:
+    with pytest.raises(WordsError, match=word.split("=")[0]):
+        plan(group, word, "devices=2", "backend=gloo")
+
+
 @pytest.mark.parametrize("key", ["out", "generate.prompt"])
 def test_a_text_with_a_null_character_is_refused(key: str) -> None:
     with pytest.raises(WordsError, match=f"{key} is text.*, without a null character"):

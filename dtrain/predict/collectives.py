@@ -21,7 +21,7 @@ from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict.chunks import rows_of
 from dtrain.predict.shapes import Block, Shapes, Split, Weight, stages_of
-from dtrain.predict.state_bytes import gathered, gathered_bytes
+from dtrain.predict.state_bytes import gathered, gathered_bytes, message
 from dtrain.predict.view import View, kinds
 
 STOP_BYTES = 8
@@ -178,8 +178,9 @@ def _averaged(view: View) -> Iterator[Call]:
 
 
 def _message(view: View, rank: int) -> int:
-    """Numbers in what a rank with this pipeline rank tells the others about a step (dtrain/loop/agreement.py)."""
-    return len(View(view.plan, view.shapes, rank, view.every).weights) + view.shapes.saved_buffers
+    """Numbers in the message of a rank with this pipeline rank."""
+    other = View(view.plan, view.shapes, rank, view.every)
+    return message(view.shapes, (block for block, _ in other.blocks))
 
 
 def _bucket(plan: Plan) -> int:

@@ -11,8 +11,8 @@ from dtrain.planned import Plan
 from dtrain.predict import reference
 from dtrain.predict.in_flight import Flight, flight, pipelined
 from dtrain.predict.peak_memory import Moment, Sizes, moments, sizes_of
-from dtrain.predict.shapes import Block, Shapes, stages_of
-from dtrain.predict.state_bytes import StateBytes, count_state, holding_of
+from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
+from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, message
 from dtrain.predict.update import update
 from dtrain.predict.view import kinds
 
@@ -83,6 +83,8 @@ def _rank_bytes(
     mine = [stage for stage, owner in enumerate(owners) if owner == rank]
     blocks, sizes = [block for stage in mine for block in every[stage][0]], [every[stage][1] for stage in mine]
     state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
+    if holding_of(plan).buckets and plan.mesh.batch == plan.mesh.ranks > 1 == plan.mesh.ep:
+        state.gradients += types_of(plan).param * message(shapes, blocks)
     pp, cp = plan.mesh.pp, plan.mesh.cp
     buffers = shapes.buffers / pp + shapes.tables / cp + shapes.sample * plan.batch.local / cp
     base: Moment = {"buffers": buffers, "average": state.average}

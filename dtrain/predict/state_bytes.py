@@ -147,6 +147,11 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer + self.average
 
 
+def message(shapes: Shapes, blocks: Iterable[Block]) -> int:
+    """Numbers in what a rank with these blocks tells the others about a step (dtrain/loop/agreement.py)."""
+    return shapes.saved_buffers + sum(block.count * sum(weight.trained for weight in block.weights) for block in blocks)
+
+
 def count_state(plan: Plan, blocks: Iterable[Block]) -> StateBytes:
     """Bytes of these blocks at the end of a step."""
     param, shards, total = types_of(plan).param, _shards(plan), StateBytes()

@@ -117,6 +117,7 @@ class DDP:
             pairs = zip(self._trained, before, strict=True)
             unreached = [p for p, (was, at) in pairs if p.grad is was and getattr(was, "_version", None) == at]
             self._is_accumulating = False
+            before.clear()  # the accumulated gradients are in the buckets now
         assert self._message is not None
         message = missing.message() if missing.message else self._message.detach()
         zeros = [torch.zeros_like(parameter) for parameter in unreached]

@@ -118,9 +118,11 @@ def test_a_collective_that_never_completes_is_an_error() -> None:
 def outlived() -> int:
     """As a run ends: the wrapper that holds the group is freed after the group was closed."""
     with mesh_of(dp_replicate=2) as mesh:
-        model = DDP(bucket_mb=25).wrap(torch.nn.Linear(64, 64), mesh)
+        strategy = DDP(bucket_mb=25)
+        model = strategy.wrap(torch.nn.Linear(64, 64), mesh)
         for _ in range(3):
-            model(torch.ones(2, 64)).sum().backward()
+            with strategy.sync(model, True):
+                model(torch.ones(2, 64)).sum().backward()
         mesh.sum(torch.ones(1000))
     del model
     return 1

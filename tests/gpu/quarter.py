@@ -48,7 +48,7 @@ BRING = """With an index: pip install {packages}
 Without one, on another machine with this Python ({python}), where pip builds antlr4-python3-runtime, a source distribution only:
   pip wheel -w wheels {packages}
   pip install --no-deps --no-index --target site wheels/*.whl
-and here: PYTHONPATH=$PWD:$PWD/site python -m tests.gpu.quarter ..."""
+and here: PYTHONPATH=.:site python -m tests.gpu.quarter ..."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_SECONDS = 10.0
 """A process that was killed ends in these, unless its driver hangs."""

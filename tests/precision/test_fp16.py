@@ -104,9 +104,10 @@ def overflow_on_one_rank(mesh: Mesh) -> tuple[bool, float]:
     from dtrain.parallel.order import parallelize
     from dtrain.strategy.ddp import DDP
 
-    model, precision = torch.nn.Linear(2, 2), build(scale=8.0, growth=5)
-    wrapped = parallelize(model, mesh, DDP(bucket_mb=25), precision=precision, seed=0)
-    (wrapped(torch.full((1, 2), float("inf") if mesh.rank else 1.0)).sum() * 8).backward()
+    model, precision, strategy = torch.nn.Linear(2, 2), build(scale=8.0, growth=5), DDP(bucket_mb=25)
+    wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0)
+    with strategy.sync(wrapped, True):
+        (wrapped(torch.full((1, 2), float("inf") if mesh.rank else 1.0)).sum() * 8).backward()
     assert precision.scale
     return precision.scale.accept(clip(list(model.parameters()), 1.0, scale=8.0)), precision.scale.value
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +52,9 @@ def torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = ModuleType("torchao.float8")
     vars(module).update(Float8LinearConfig=Float8LinearConfig, convert_to_float8_training=convert)
-    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    package = ModuleType("torchao")
+    package.__spec__ = ModuleSpec("torchao", loader=None)  # transformers asks for it
+    monkeypatch.setitem(sys.modules, "torchao", package)
     monkeypatch.setitem(sys.modules, "torchao.float8", module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

@@ -20,7 +20,7 @@ GPT2 = "data.vocab=50304 data.sequence=1024"
 # words; tokens of a microbatch on a rank, rows and chunks by hand, bytes of the logits of a chunk in MB
 PLANS = {
     "124M": (f"{GPT2} devices=1 model.width=768 model.layers=12 model.heads=12 batch=32 microbatch=32", 32768, 16384, 2, 1648),
-    "124M, twice the tokens": (f"{GPT2} devices=1 model.width=768 model.layers=12 model.heads=12 batch=64", 65536, 16384, 4, 1648),
+    "124M, twice the tokens": (f"{GPT2} devices=1 model.width=768 model.layers=12 model.heads=12 batch=64 microbatch=64", 65536, 16384, 4, 1648),
     "350M": (f"{GPT2} strategy=ddp model.width=1024 model.layers=24 model.heads=16 batch=128", 16384, 16384, 1, 1648),
     "350M, rows of 1,009": ("data.vocab=50304 data.sequence=1009 strategy=ddp model.width=1024 model.layers=24 model.heads=16 batch=136", 17153, 8704, 2, 876),
     "774M, fp32": (f"{GPT2} devices=1 precision=fp32 model.width=1280 model.layers=36 model.heads=20 batch=8 microbatch=8", 8192, 8192, 1, 1648),

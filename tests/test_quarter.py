@@ -192,7 +192,7 @@ def test_the_words_of_all_cells_are_plans_and_variants(on: str) -> None:
     host = Cluster(gpus=1, cpus=16) if on == "cuda" else Cluster(gpus=0, cpus=2)
     runs = [run.partition(": ")[2].split() for _, arguments in commands("tests.gpu.runs", on) for run in arguments]
     common = ["model=gpt", "data=synthetic", "objective=next_token", "strategy=single", "devices=1", "steps=100000"]
-    assert len(runs) == 11 and {resolve(compose([*common, *words]), host).device for words in runs} == {on}
+    assert len(runs) == 12 and {resolve(compose([*common, *words]), host).device for words in runs} == {on}
     variants = [each.partition(": ")[2] for _, arguments in commands("tests.gpu.loops", on) for each in arguments]
     assert len(variants) == 11 and all(loops.parse(each) for each in variants)
 
@@ -224,7 +224,7 @@ def test_a_decision_is_by_the_newest_figures_and_an_error_hides_none() -> None:
     found = figures.outcomes(entries)
     assert found["hand-124M"].end == "cut"
     lines = figures.table(found).splitlines()
-    assert "| the whole model compiled / blocks | 0.98 | 0.968 | compile=model is a word, and auto below width 1,536 on one rank |" in lines  # fmt: skip
+    assert "| the whole model compiled / blocks | 0.98 | 0.968 | compile=auto is compile=model below width 1,536 on one rank |" in lines  # fmt: skip
     assert "| two chunks / one | 1.02 | not run |  |" in lines
     assert not any("compile=model" in line for line in figures.table({"hand-124M": found["hand-124M"], "card": figures.Outcome(rows={"card": {"card": "cpu"}})}).splitlines())  # fmt: skip
 

@@ -22,6 +22,7 @@ class News(Protocol):
     def settle(self, sums: Tensor) -> None: ...
 
 
+@torch.no_grad()  # with gradients enabled, to_local of each DTensor is a node of a graph
 def clip(
     parameters: Sequence[nn.Parameter],
     bound: float | None,
@@ -41,13 +42,16 @@ def clip(
     """
     pieces: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
-        if parameter.grad is not None:
-            piece = local(parameter.grad)
-            piece = torch.view_as_real(piece) if piece.is_complex() else piece
-            wide = torch.promote_types(piece.dtype, torch.float32)
-            pieces.setdefault((shards(parameter.grad), wide), []).append(piece)
+        gradient = parameter.grad
+        if type(gradient) is Tensor:  # the usual case, once for each parameter in each step
+            pieces.setdefault((1, gradient.dtype), []).append(gradient)
+        elif gradient is not None:
+            pieces.setdefault((shards(gradient), gradient.dtype), []).append(local(gradient))
     norms: dict[int, Tensor] = {}
-    for (cut, wide), group in pieces.items():
+    for (cut, dtype), group in pieces.items():
+        if dtype.is_complex:
+            group[:] = map(torch.view_as_real, group)
+        wide = torch.promote_types(group[0].dtype, torch.float32)
         norm: Tensor = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
         norms[cut] = torch.hypot(norms[cut], norm) if cut in norms else norm
     is_whole = stages == 1 and all(cut == 1 for cut in norms)

@@ -25,15 +25,17 @@ from dtrain.mesh.sharding import local, split_like
 from dtrain.model import saved_buffers
 from dtrain.strategy import Carried
 
+EVERY = 8
+"""Steps after which a GPU is asked whether a buffer of another rank began to change, if some buffers never have."""
+
 
 class Agreement:
     """All ranks call `begin` before the forward of a step; after its backward `message`, and then `settle` with the sum
-    of the messages over the ranks of the batch. `every`: steps after which a GPU is asked whether a buffer of another
-    rank began to change.
+    of the messages over the ranks of the batch.
     """
 
-    def __init__(self, model: nn.Module, mesh: Mesh, *, every: int = 1) -> None:
-        self._mesh, self._every, self._steps = mesh, 1 if mesh.device.type == "cpu" else every, 0
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        self._mesh, self._every, self._steps = mesh, 1 if mesh.device.type == "cpu" else EVERY, 0
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._owners = [(module, name) for module, name, _ in saved_buffers(model)] if mesh.world > 1 else []

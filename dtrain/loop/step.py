@@ -63,11 +63,10 @@ def make_step(
     seed: int,
     context: Context | None = None,
     reference: Compare | None = None,
-    every: int = 1,
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
     first, shapes, drawn = Shapes(), Shapes(), list[str]()
-    news, again = News(Agreement(model, mesh, every=every), mesh), isinstance(model, Pipeline) and model.shape.waits
+    news, again = News(Agreement(model, mesh), mesh), isinstance(model, Pipeline) and model.shape.waits
     deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
     def step(stream: Stream, number: int) -> StepLoss:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE
+from dtrain.errors import WordsError
 from dtrain.mesh.sharding import offset
 from dtrain.objective import check_targets, fused, head
 from dtrain.objective.head import Deferred, local_parts
@@ -184,6 +185,15 @@ def _is_same(one: Tensor, other: Tensor | None) -> bool:
     return other is not None and one.data_ptr() == other.data_ptr()
 
 
+def _check_once(gradients: Any) -> None:
+    """Raises WordsError where gradients are asked for twice, or are to have gradients themselves: chunks are gone."""
+    if gradients is None or torch.is_grad_enabled():
+        raise WordsError(
+            "objective: it takes gradients of the loss itself, or gradients of gradients. A loss in chunks forms each "
+            "gradient once. Type objective.chunk=0 to compute all logits at once."
+        )
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -207,7 +217,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, ctx.gradients = ctx.gradients, None  # which are used up: a second backward is an error
+        _check_once(ctx.gradients)
+        gradients, ctx.gradients = ctx.gradients, None
         if not _is_same(scale, ctx.weight):
             scale = scale if ctx.weight is None else scale / ctx.weight
             gradients = [each if each is None else each.mul_(scale) for each in gradients]
@@ -230,6 +241,7 @@ class _Each(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale_N: Tensor) -> tuple[Tensor | None, ...]:
+        _check_once(ctx.how)
         hidden_NC, weight_VC, bias, targets_N, sums_2N = ctx.saved_tensors
         chunks = Chunks(hidden_NC, weight_VC, bias, targets_N, ctx.how)
         gradients = Gradients(hidden_NC, ctx.needs_input_grad, ctx.how.product)

@@ -55,7 +55,8 @@ class Strategy(Protocol):
         """A context for a forward and backward of the wrapped module, or for a step of a pipeline; gradients are
         reduced only in the `last` one of a step.
 
-        All ranks average the same parameters. If gradients were reduced, the list has at the end the parameters for
-        which this rank had no gradient; it may be `Carried`.
+        All ranks average the same parameters. Of a pass whose gradients are reduced the context gives a list, which has
+        at its end the parameters for which this rank had no gradient; it may be `Carried`. Of any other pass it gives
+        None.
         """
         ...

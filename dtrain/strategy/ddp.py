@@ -26,6 +26,9 @@ from dtrain.strategy.units import EXPERTS, Order
 # in depthwise convolutions, strides of dims of size 1 differ from the bucket's: users can do nothing about it
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
+MESSAGE = "message of dtrain"
+"""Name of a parameter that no attribute of a model can have."""
+
 
 class DDP:
     """DistributedDataParallel. `bucket_mb`: MiB of gradients per all-reduce."""
@@ -69,9 +72,9 @@ class DDP:
             layers = {name.removesuffix("weight") for name in narrow}
             held = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] + "." in layers]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*narrow, *held])
-        model.register_parameter("_message", self._message)  # while DistributedDataParallel lists the parameters
+        model._parameters[MESSAGE] = self._message  # while DistributedDataParallel lists the parameters
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
-        del model._parameters["_message"]
+        del model._parameters[MESSAGE]
         wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
         _settle_buckets(wrapped, [self._message, *trained])
         return wrapped

@@ -210,6 +210,29 @@ def test_gradients_of_chunks_are_formed_with_the_weight_of_the_step(built: str, 
     assert (largest <= 1) == (untouched and known)
 
 
+def penalty(loss: Tensor, weight: Tensor) -> Tensor:
+    """Of the gradient, which has gradients itself."""
+    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    return gradient.square().sum()
+
+
+def read_before(loss: Tensor, weight: Tensor) -> Tensor:
+    torch.autograd.grad(loss, weight, retain_graph=True)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "use"), [(cross_entropy, penalty), (token_nats, penalty), (cross_entropy, read_before)]
+)
+def test_an_objective_that_takes_gradients_of_a_loss_in_chunks_is_told_what_to_type(
+    loss_of: Callable[..., Tensor], use: Callable[..., Tensor]
+) -> None:
+    """What it would get in silence is a penalty without a gradient."""
+    model, batch = deferred(small_gpt()), tokens(2, 5)
+    with deferring(3), pytest.raises(WordsError, match=r"gradients of gradients.*Type objective\.chunk=0"):
+        use(loss_of(model(batch), batch).sum(), model.norm.weight).backward()
+
+
 @pytest.fixture
 def wide_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Stand-ins on the CPU for what torch has on a GPU: products of 16 bits that are written in fp32. Their names."""

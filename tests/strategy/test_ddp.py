@@ -114,6 +114,34 @@ def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
         assert backward == ["allreduce_"], "one bucket holds all gradients of a small model, and the message"
 
 
+class Messages(torch.nn.Module):
+    """It has what a careless name of a hidden parameter would take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = torch.nn.Parameter(torch.ones(2))
+        self._message = torch.nn.Parameter(torch.ones(2))
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        assert name.endswith("message")
+        super().register_parameter(name, param)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.message * self._message
+
+
+def names_after(mesh: Mesh) -> list[str]:
+    strategy, model = DDP(bucket_mb=25), Messages()
+    called = strategy.wrap(model, mesh)
+    with strategy.sync(called, True):
+        called(torch.ones(3, 2)).sum().backward()
+    return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+
+
+def test_the_message_takes_no_name_of_a_model() -> None:
+    assert on_resident_mesh(names_after, dp_replicate=2) == [["message", "_message"]] * 2
+
+
 # beside tp, pp or ep: averaged after the backward
 
 

@@ -46,13 +46,14 @@ def test_a_loop_without_an_end_is_seen(loop: str, tmp_path: Path, monkeypatch: p
     assert list(endless(tmp_path / "bare.py")) == ["bare.py:1"]
 
 
+@pytest.mark.timeout(200)
 def test_a_test_over_its_limit_fails_with_its_stacks_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "conftest.py").write_text("import workers\n\nworkers.END_SECONDS = 1.0\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 2\n")
     path = os.pathsep.join(map(str, (ROOT / "tests", ROOT)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "workers"], cwd=tmp_path, timeout=50,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "workers"], cwd=tmp_path, timeout=180,
         env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]

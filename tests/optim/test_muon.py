@@ -90,7 +90,8 @@ def test_products_are_of_the_type_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("words", "on", "type"),
     [
-        ((), GPU, "bf16"),
+        (("precision=bf16",), GPU, "bf16"),
+        ((), GPU, "fp32"),  # by the precision of a small model
         (("precision=fp32",), GPU, "fp32"),
         (("precision=tf32",), GPU, "fp32"),
         (("precision=bf16",), CPUS, "fp32"),

@@ -10,7 +10,8 @@ buffers that are not saved, are left alone; of the latter `Unsaved` knows those 
 
 A rank's message has a number for each parameter, 1 if this rank reached it, and for each buffer, 1 if it began to
 change; of their sums it counts only whether they are 0. They need no collective of their own: a strategy sums them with
-the gradients, or else `clip` with the norm. A rank that reached everything reads no sums, so it waits for no device.
+the gradients, or else `clip` with the norm. On a GPU a rank that reached everything reads none of them, but for those
+of buffers that never changed, every `EVERY` steps.
 """
 
 from collections.abc import Collection, Sequence

@@ -33,13 +33,13 @@ class Stalls(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self._read += 1
-        time.sleep(0.1 if self._read > 200 else 0.002)
+        time.sleep(0.3 if self._read > 200 else 0.002)
         return torch.ones(4), torch.ones(2)
 
 
 def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowdown, "STEPS", 16)
     monkeypatch.setattr(slowdown, "SHORT", 0.1)
-    monkeypatch.setattr(slowdown, "LONG", 1.0)
     words = [
         "data=dataset",
         "data.dataset._target_=lifecycle.test_slowdown.Stalls",
@@ -49,7 +49,7 @@ def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, m
         "model.outputs=2",
         "batch=1",
     ]
-    words += ["objective=regression", "steps=320", "hook=[]", "data.holdout=0", f"out={tmp_path}/run"]
+    words += ["objective=regression", "steps=240", "hook=[]", "data.holdout=0", f"out={tmp_path}/run"]
     train(resolve(compose(words), Cluster(gpus=0, cpus=2)))
     events = map(json.loads, (tmp_path / "run/events.jsonl").read_text().splitlines())
     (message,) = [event["text"] for event in events if event["event"] == "caveat" and "a step takes" in event["text"]]

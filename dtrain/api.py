@@ -116,7 +116,9 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
         decided = resolve(compose([*all_words, *ALONE], run=root, brought=PLACES.values()), detect())
         from dtrain.evaluation.session import weights
 
-        return weights(decided, url).eval()
+        unsharded = weights(decided, url)
+        unsharded.eval()
+        return unsharded
 
 
 @contextmanager

@@ -274,4 +274,5 @@ def _module(card: Mapping[str, Any], weights: bytes, trust: Sequence[str]) -> "n
         file = Path(folder, WEIGHTS)
         file.write_bytes(weights)
         load_model(model, file)
-    return model.eval()
+    model.eval()
+    return model

@@ -132,6 +132,34 @@ def test_an_evaluation_leaves_each_module_in_its_own_mode() -> None:
     assert [module.training for module in model.modules()] == [True, True, False]
 
 
+class Merged(nn.Linear):
+    """In evaluation its weight holds a product besides."""
+
+    is_merged = False
+
+    def train(self, mode: bool = True) -> "Merged":
+        self.is_merged = not mode
+        return super().train(mode)
+
+
+def test_a_model_is_asked_by_its_own_train_and_eval() -> None:
+    model = Merged(2, 2)
+    with evaluating(model):
+        assert model.is_merged
+        with evaluating(model):
+            assert model.is_merged
+        assert model.is_merged
+    assert model.training and not model.is_merged
+
+
+def test_caveats_of_hooks_and_of_norms_that_are_not_frozen() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2).eval(), nn.Linear(2, 2))
+    assert caveats(model) == []
+    model[1].weight.register_hook(lambda grad: grad.clamp(-1, 1))
+    (sentence,) = caveats(model)
+    assert sentence.startswith("the hook of 1.weight sees the gradient of one microbatch of one rank")
+
+
 def test_a_caveat_names_the_class_that_the_user_wrote() -> None:
     norm = nn.BatchNorm1d(2)
     norm.__class__ = type("FSDPBatchNorm1d", (FSDPModule, nn.BatchNorm1d), {})  # as fully_shard does

@@ -62,7 +62,7 @@ def predict(plan: Plan) -> Result:
         per = max(1, asked["part"] // asked["batch"]) * asked["batch"]
         count = -(-len(index) // per)
         number = count if begun is None else begun
-        with evaluating(parts.model):
+        with evaluating(parts.forward):
             while number < count and not stop.requested(number, mesh):
                 mine = slice(number * per, (number + 1) * per)
                 answers = _answers(parts, source, index[mine], asked["batch"], task)

@@ -51,6 +51,8 @@ class Parts:
     context: Context | None
     parameters: int
     """The number of parameters of the whole model."""
+    trained: frozenset[str]
+    """The names of those that have a gradient, before anything was split."""
     model: nn.Module
     forward: nn.Module
     reference: Reference | None = None
@@ -128,6 +130,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     forward = parallelize(
         model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
         remat=build(plan.remat) if training else None, compile=build(plan.compile) if training else None,
@@ -137,7 +140,9 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     reference = None
     if judged:
         reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
-    return Parts(plan, mesh, precision, strategy, objective, source, context, parameters, model, forward, reference)
+    return Parts(
+        plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference
+    )
 
 
 def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:

@@ -13,13 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.errors import DtrainError, WordsError
 from dtrain.loop.assemble import Parts
-from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import axes_of, local
 from dtrain.model.moe import experts_of
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import Plan
 from dtrain.precision import Precision
-from dtrain.strategy import Strategy
 
 
 def check(parts: Parts) -> dict[str, Any]:
@@ -27,15 +25,16 @@ def check(parts: Parts) -> dict[str, Any]:
     WordsError if their datasets differ in length.
     """
     samples = {"samples": len(parts.source), "held_out": 0 if parts.heldout is None else len(parts.heldout)}
-    ranks = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy) | samples)
+    ranks = parts.mesh.gather(inspect(parts) | samples)
     compare_lengths(ranks)
     return judge(parts.plan, ranks, parts.precision)
 
 
-def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
+def inspect(parts: Parts) -> dict[str, Any]:
     """Facts of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over,
-    types, stages.
+    those that are frozen though they were trained or the other way round, types, stages.
     """
+    model, forward = parts.model, parts.forward
     split: dict[str, int] = {}
     whole = here = 0
     experts = {id(parameter) for module in experts_of(model) for parameter in module.parameters()}
@@ -46,11 +45,12 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
             split[axis] = split.get(axis, 0) + parameter.numel()
     floats = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     return {
-        "rank": mesh.rank,
-        "holds": strategy.holds,
+        "rank": parts.mesh.rank,
+        "holds": parts.strategy.holds,
         "parameters": whole,
         "held": here,
         "split": split,
+        "toggled": [name for name, each in model.named_parameters() if each.requires_grad != (name in parts.trained)],
         "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
         "types": sorted(map(type_name, floats)),
         "stages": sorted(forward.stages) if isinstance(forward, Pipeline) else [],
@@ -89,7 +89,7 @@ def _problems(plan: Plan, facts: Mapping[str, Any], param: str) -> list[str]:
     experts = split.get("experts", 0)
     dense = facts["parameters"] - experts - facts["dimless"]
     shards = mesh.dp_shard * mesh.cp if facts["holds"] == "shards" else 1
-    problems = []
+    problems = [f"requires_grad of {name} was changed" for name in facts["toggled"]]
     if shards > 1 and split.get("dp_shard", 0) < (dense if mesh.ep > 1 else dense + experts):
         problems.append(f"of {dense} parameters {split.get('dp_shard', 0)} are sharded over dp_shard x cp = {shards}")
     if mesh.tp > 1 and mesh.pp == 1 and not split.get("tp"):

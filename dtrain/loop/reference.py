@@ -201,6 +201,7 @@ def _second(
         model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline,
         tensors=plan.tensor, compile=build(plan.compile), brought=brought, chunk=chunk,
     )  # fmt: skip
+    forward.eval()
     return model, forward
 
 

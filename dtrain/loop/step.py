@@ -19,6 +19,7 @@ from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
 from dtrain.objective.head import deferring, is_compiled
+from dtrain.parallel.checks import roots
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
@@ -26,6 +27,7 @@ from dtrain.parallel.split_check import check_split
 from dtrain.parallel.tensor_check import check_tensors
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
+from dtrain.strategy.writes import CopyWrites
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def make_step(
         compile.begin()
         if context or not shapes:
             check(model, objective, share.microbatches[0], context, mesh, precision)
+        writes = None if shapes else _watch_writes(model, strategy, mesh)
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
         # `clip` makes up for it, or more ranks would overflow earlier
@@ -102,6 +105,8 @@ def make_step(
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
                         _backward(loss, scale)
+        if writes:
+            writes.check()
         if not shapes:
             drawn.extend(seeds.drawn(seed, number, mesh.batch_rank))
             shapes.update(agreed(objective, first, mesh))
@@ -110,6 +115,13 @@ def make_step(
         return StepLoss(sums, share.count, drawn, news.tell())
 
     return step
+
+
+def _watch_writes(model: nn.Module, strategy: Strategy, mesh: Mesh) -> CopyWrites | None:
+    """Of the first step; shards are watched by their strategy."""
+    if strategy.holds == "shards":
+        return None
+    return CopyWrites(roots(model), mesh.group("batch") if mesh.batch_ranks > 1 else None)
 
 
 def _backward(loss: Tensor, scale: Tensor) -> None:

@@ -78,7 +78,8 @@ def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
     """A context of evaluation mode without gradients; afterwards the modes of all modules and the saved buffers are as
-    before. Yields a function that restores these buffers, for a second forward that must not depend on the first.
+    before. Modes are set by the model's own `eval` and `train`, which may do more. Yields a function that restores
+    these buffers, for a second forward that must not depend on the first.
     """
     modes = [(module, module.training) for module in model.modules()]
     kept = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)]
@@ -93,8 +94,11 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
         with torch.no_grad():
             yield put_back
     finally:
+        if modes[0][1]:
+            model.train()
         for module, mode in modes:
-            module.training = mode
+            if module.training != mode:
+                module.training = mode
         put_back()
 
 
@@ -115,7 +119,7 @@ class PassThrough(nn.Module):
 def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part | None = None) -> nn.Module:
     """The model of the plan; arguments with the value `auto` are taken from the `facts` of the data. On the meta device
     if it can be filled by name, else on the CPU, seeded. Parameters that its `freeze` selects are not trained,
-    and those of an `adapter` are added.
+    and those of an `adapter` are added. It is in the mode that its own `train` sets.
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
@@ -139,6 +143,7 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int, adapter: Part 
                 "model.head=new: beside an adapter the head stays as it is, so a new one learns nothing. Type "
                 "adapter=none, or give the weights a head first."
             )
+    model.train()
     return model
 
 
@@ -186,7 +191,7 @@ def own_class(module: Any) -> type:
 def caveats(model: nn.Module) -> list[str]:
     """Caveats about training a model on several ranks or microbatches."""
     modules = list(model.modules())
-    norms = [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [each for each in modules if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training]
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
     sentences = [
         f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
@@ -195,6 +200,12 @@ def caveats(model: nn.Module) -> list[str]:
     if drops or (adapter_of(model) or {}).get("dropout"):
         sentences.append(
             "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
+        )
+    hooked = next((name for name, each in model.named_parameters() if each._backward_hooks), None)
+    if hooked:
+        sentences.append(
+            f"the hook of {hooked} sees the gradient of one microbatch of one rank: unless it is linear, losses depend "
+            "on the mesh."
         )
     states = list[str]()
     for path, module in model.named_modules():

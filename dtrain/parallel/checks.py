@@ -46,10 +46,10 @@ def hooked(
     model: nn.Module, before: Callable[..., None], after: Callable[..., Any], *, first: bool = False
 ) -> Iterator[None]:
     """Calls `before(module, args, kwargs)` and `after(module, args, output)` around the forward of every module;
-    `first`: `after` runs before other hooks.
+    `first`: `after` runs before other hooks. Scripted modules take no hooks.
     """
     with ExitStack() as stack:
-        for _, module in modules(model):
+        for module in (each for _, each in modules(model) if not isinstance(each, torch.jit.ScriptModule)):
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after, prepend=first).remove)
         yield

@@ -20,6 +20,7 @@ from dtrain.model.adapted import begin, lacks_memory, packed
 from dtrain.model.seeds import fill, fill_added, fill_head
 from dtrain.objective.head import Head, defer
 from dtrain.parallel import context, expert, huggingface, tensor
+from dtrain.parallel.attachments import Attachments
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
 from dtrain.planned import MeshShape, PipelineShape
@@ -46,7 +47,7 @@ def parallelize(
     a checkpoint will fill a model on the meta device, so it is not initialised. `chunk`: that of the objective, for
     which the head may defer its product.
     """
-    meta = lacks_memory(model)
+    meta, attachments = lacks_memory(model), Attachments(model)
     precision.choose_products()
     if precision.param != torch.float32:
         lower(model, precision.param)
@@ -63,6 +64,7 @@ def parallelize(
         tensor.apply(model, mesh.axis("tp"), **tensors)
     if mesh.shape.ep > 1:
         expert.apply(model, mesh)
+    attachments.restore(model)
     if remat is not None:
         remat(list(dict.fromkeys(blocks(model))))
     if compile is not None:
@@ -84,8 +86,20 @@ def parallelize(
     if not brought:
         begin(model)
     place_buffers(model, mesh.device)
+    attachments.restore(model)
+    attachments.check(model, *_reason(mesh.shape, strategy))
     called = strategy.wrap(model, mesh)
     return pipelined or called
+
+
+def _reason(shape: MeshShape, strategy: Strategy) -> tuple[str, str, str]:
+    """(key, act, advice): what replaces parameters, and how to do without."""
+    axes = [f"mesh.{axis}" for axis in ("tp", "ep") if getattr(shape, axis) > 1]
+    if strategy.holds == "shards":
+        return "strategy", "sharding", f"Type strategy=ddp{''.join(f', and leave out {axis}' for axis in axes)}."
+    if axes:
+        return axes[0], "splitting", f"Leave out {' and '.join(axes)}."
+    return "model", "allocating", "A model with init_weight is built without memory: leave that method out."
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:

@@ -76,6 +76,8 @@ class Pipeline(nn.Module):
                 f"pipeline.schedule={shape.schedule} needs torch 2.13 or newer, here is {torch.__version__}. Type "
                 "pipeline.schedule=1f1b."
             )
+        self._modes = {mode: _modes(model, mode) for mode in (False, True)}
+        """Whether the model is to train -> name of a module -> its mode, as the whole model's own `train` sets it."""
         table, _ = table_of(model)
         names = cut(model, mesh.shape.pp * shape.stages, shape.split)
         self._stage_of = stage_of(model, names)
@@ -96,6 +98,15 @@ class Pipeline(nn.Module):
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
         self._crossing: list[Tensor] = []
         """The input of each stage, and the output of the last, in the newest forward."""
+
+    def train(self, mode: bool = True) -> "Pipeline":
+        """A stage lacks modules that the `train` of its model may name, so its modes are those of the whole model."""
+        self.training = mode
+        for stage in self.stages.values():
+            stage.training = mode
+            for name, module in stage.model.named_modules():
+                module.training = self._modes[mode].get(name, mode)
+        return self
 
     def forward(self, *first: Tensor, **others: Tensor) -> Tensor:
         """No gradients cross stages here."""
@@ -220,6 +231,11 @@ class Pipeline(nn.Module):
             x = torch.empty(shape[:ndim], dtype=TYPES[dtype], device=device)
         dist.broadcast(x, src=source, group=self._group)
         return x
+
+
+def _modes(model: nn.Module, mode: bool) -> dict[str, bool]:
+    model.train(mode)
+    return {name: module.training for name, module in model.named_modules()}
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

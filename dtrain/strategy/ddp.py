@@ -22,6 +22,7 @@ from dtrain.model.moe import Experts, experts_of
 from dtrain.precision import Precision
 from dtrain.strategy import Carried, carried
 from dtrain.strategy.units import EXPERTS, Order
+from dtrain.strategy.writes import refuse_max_norm
 
 # in depthwise convolutions, strides of dims of size 1 differ from the bucket's: users can do nothing about it
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -52,6 +53,8 @@ class DDP:
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if mesh.batch_ranks > 1:
+            refuse_max_norm(model, "every rank looks up other rows, so the copies drift apart")
         if not trained:
             return model
         if mesh.shape.pp * mesh.shape.tp * mesh.shape.ep > 1:
@@ -124,7 +127,12 @@ class DDP:
         assert self._message is not None
         message = missing.message() if missing.message else self._message.detach()
         zeros = [torch.zeros_like(parameter) for parameter in unreached]
+        frozen = [parameter for parameter in unreached if not parameter.requires_grad]  # by this forward
+        for parameter in frozen:
+            parameter.requires_grad_()
         torch.autograd.backward([self._message, *unreached], [message.to(self._message.dtype), *zeros])
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         missing.sums, self._message.grad = self._message.grad, None
 
 

@@ -19,7 +19,8 @@ from dtrain.model.moe import experts_of
 from dtrain.precision import Precision
 from dtrain.strategy.ddp import average
 from dtrain.strategy.outputs import restore, show
-from dtrain.strategy.units import Order, gather_first, take_part
+from dtrain.strategy.units import Order, gather_first, take_part, units
+from dtrain.strategy.writes import ShardWrites, refuse_max_norm
 
 # logits gathered by tensor parallelism are views; dtrain changes no output in place
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
@@ -62,6 +63,7 @@ class FSDP:
             gather_first(model)
         else:
             self._orders.append(Order(model, mesh.group("batch")))
+        ShardWrites(model, [group for _, group in units(model)])
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         return model
@@ -127,7 +129,16 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
 
 
 def check(model: nn.Module) -> None:
-    """Raises WordsError for complex parameters, and for different dtypes in a unit."""
+    """Raises WordsError for complex parameters, scripted modules, embeddings with max_norm, and for different dtypes in
+    a unit.
+    """
+    refuse_max_norm(model, "with sharded weights that is lost")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise WordsError(
+                f"strategy=fsdp: {name or 'the model'} is made by torch.jit, whose weights cannot be sharded. Type "
+                "strategy=ddp, or leave out torch.jit.script."
+            )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
             raise WordsError(

@@ -6,7 +6,8 @@ The first pass of each kind is watched, function by function. A unit whose weigh
 gathered with the root, and reduced with it at the end of the backward. That costs the memory of the unit during the
 whole step; passes that are not watched cost nothing.
 
-Uses private attributes of FSDP2: `_get_fsdp_state`, `_fsdp_param_groups`, and `unsharded_param` of a parameter.
+Uses private attributes of FSDP2: `_get_fsdp_state`, `_fsdp_param_groups`, and of a parameter `unsharded_param` and
+`sharded_state`.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,12 @@ FACTS = {
     "element_size", "__len__", "__hash__",
 }  # fmt: skip
 """Functions that do not read the values of a tensor."""
+
+
+BACKWARD = (
+    "strategy: a gradient is computed before the backward of the loss (torch.autograd.grad, create_graph=True), but "
+    "the backward frees sharded weights. Type strategy=ddp."
+)
 
 
 def groups_of(module: FSDPModule) -> list[Any]:
@@ -92,6 +99,8 @@ class Reach(TorchFunctionMode):
             root._fsdp_param_groups.append(group)
             group.post_forward_mesh_info = None
             group.pre_forward(self._root, (), {})
+        if each.sharded_state.name != "UNSHARDED":
+            raise WordsError(BACKWARD)
         gathered: Tensor = each.unsharded_param
         return gathered
 

@@ -12,6 +12,7 @@ Uses private attributes of FSDP2: `_get_fsdp_state`, `_fsdp_param_group(s)` and 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dtrain.errors import WordsError
 from dtrain.model import own_class
-from dtrain.strategy.reach import Reach, groups_of
+from dtrain.strategy.reach import BACKWARD, Reach, groups_of
 
 METHODS = ("pre_forward", "calls"), ("pre_backward", "goes backward through"), ("post_backward", "ends the backward of")
 """Methods of a parameter group around FSDP2's collectives, and the verb for what the rank does."""
@@ -40,13 +41,19 @@ def units(root: nn.Module) -> list[tuple[str, Any]]:
 
 def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
     """Reduce all parameters of each unit from now on; `reached` records which of them had a gradient on this rank."""
-    parts = [Part(group, reached) for _, group in units(root)]
+    running = Running()
+    parts = [Part(group, reached, running) for _, group in units(root)]
 
     def begin(root: nn.Module, arguments: Any) -> None:
+        running.is_forward = not _backward_runs()
         for part in parts:
             part.begin()
 
+    def end(root: nn.Module, arguments: Any, output: Any) -> None:
+        running.is_forward = False
+
     root.register_forward_pre_hook(begin, prepend=True)
+    root.register_forward_hook(end)
 
 
 def gather_first(root: nn.Module) -> None:
@@ -61,6 +68,13 @@ def gather_first(root: nn.Module) -> None:
     root.register_forward_pre_hook(gather)
 
 
+@dataclass
+class Running:
+    """Whether a forward of the root runs."""
+
+    is_forward: bool = False
+
+
 class Part:
     """A unit whose parameters are all reduced together, once per backward, however often the forward called the unit.
 
@@ -68,8 +82,9 @@ class Part:
     `post_backward` of the group at the end of the backward.
     """
 
-    def __init__(self, group: Any, reached: dict[nn.Parameter, bool]) -> None:
-        self._group, self._reached = group, reached
+    def __init__(self, group: Any, reached: dict[nn.Parameter, bool], running: Running) -> None:
+        self._group, self._reached, self._running = group, reached, running
+        self._pre_backward, group.pre_backward = group.pre_backward, self._begin_backward
         self._register, self._proceed = type(group)._register_post_backward_hook, group.post_backward
         group._register_post_backward_hook, group.post_backward = self._called, self._post_backward
         self._open, self._early = 0, False
@@ -78,6 +93,12 @@ class Part:
         """Called before a forward of the root. Calls that are still open had no backward."""
         if not _backward_runs():
             self._open = 0
+
+    def _begin_backward(self, *arguments: Any) -> None:
+        """Raises WordsError in a backward whose graph, or whose weights, the loss will need once more."""
+        if self._running.is_forward or torch.is_grad_enabled():
+            raise WordsError(BACKWARD)
+        self._pre_backward(*arguments)
 
     def _called(self, arguments: Any, keywords: Any) -> Any:
         if torch.is_grad_enabled() and not _backward_runs():
@@ -127,7 +148,8 @@ def _backward_runs() -> bool:
 
 UNITS = (
     "but all ranks must call the same elements of ModuleLists and Sequentials in the same order, because this strategy "
-    "gathers them when they are called. Type strategy=ddp for a model that chooses among them."
+    "gathers them when they are called. Type strategy=ddp for a model that chooses among them, or freezes some for a "
+    "time."
 )
 EXPERTS = (
     "but all ranks must call the experts that mesh.ep splits in the same order, because they exchange rows. Leave out "

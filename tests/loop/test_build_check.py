@@ -24,6 +24,7 @@ def facts_of(**changed: Any) -> dict[str, Any]:
         "held": 50,
         "dimless": 0,
         "split": {"dp_shard": 100},
+        "toggled": [],
         "types": ["float32"],
         "stages": [],
     }
@@ -63,6 +64,11 @@ def test_what_fits_is_told() -> None:
             ("strategy=pipeline", "devices=2", "pipeline.schedule=gpipe"),
             {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [0]},
             "of 1f1b, not [0] of gpipe",
+        ),
+        (
+            ("strategy=fsdp", "devices=2"),
+            {"toggled": ["layers.0.weight"]},
+            "requires_grad of layers.0.weight was changed",
         ),
     ],
 )

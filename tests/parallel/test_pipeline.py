@@ -321,3 +321,34 @@ def _rank_1(model: type[nn.Module], x: Tensor) -> str:
         with torch.no_grad(), suppress(RuntimeError, WordsError):  # it waits for the rank that refuses
             Pipeline(model(), mesh, PipelineShape(), Precision())(x)
         return ""
+
+
+class Normed(nn.Sequential):
+    """Names a module that the second stage does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1)) for _ in range(2)))
+
+    def train(self, mode: bool = True) -> "Normed":
+        super().train(mode)
+        self[0][1].eval()  # type: ignore[index]
+        return self
+
+
+def modes(mesh: Mesh) -> list[dict[str, bool]]:
+    pipeline = piped(mesh, Normed())
+    seen = []
+    for mode in (True, False, True):
+        pipeline.train(mode)
+        named = {
+            name: each.training for stage in pipeline.stages.values() for name, each in stage.model.named_modules()
+        }
+        seen.append({name: mode for name, mode in named.items() if name.count(".") == 1})
+    return seen
+
+
+def test_a_stage_has_the_modes_that_the_whole_model_sets() -> None:
+    first, second = on_resident_mesh(modes, pp=2)
+    off = {f"0.{number}": False for number in range(3)}
+    assert first == [{"0.0": True, "0.1": False, "0.2": True}, off, {"0.0": True, "0.1": False, "0.2": True}]
+    assert second[0] == {f"1.{number}": True for number in range(3)} and not any(second[1].values())

@@ -1,0 +1,97 @@
+"""What a user's code attached to the parameters of a model: whether they are trained, attributes, hooks, a class, and
+references from elsewhere.
+
+Splitting a parameter, or allocating one that was built without memory, puts a new one in its place. The new parameter
+gets the attributes and `requires_grad` of the old one. A model with anything else on such a parameter is refused.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CellType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtrain.errors import WordsError
+
+HOLDERS = {CellType: "a closure"}
+"""What to call a type of object that refers to a parameter; other types by their own name."""
+
+
+@dataclass(frozen=True)
+class _Original:
+    """A parameter as it was before it was split."""
+
+    reference: "weakref.ref[nn.Parameter]"
+    is_trained: bool
+    attributes: dict[str, Any]
+    problem: str | None
+    """What a new parameter cannot have."""
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> "_Original":
+        reference, is_trained = weakref.ref(parameter), parameter.requires_grad
+        return cls(reference, is_trained, dict(vars(parameter)), _problem(parameter))
+
+
+class Attachments:
+    """Create it before the parameters of `model` are split."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._originals = {name: _Original.of(parameter) for name, parameter in model.named_parameters()}
+
+    def restore(self, model: nn.Module) -> None:
+        """Copy what can be copied to the parameters that are new."""
+        for _, parameter, original in self._replaced(model):
+            parameter.requires_grad_(original.is_trained)
+            for name, value in original.attributes.items():
+                vars(parameter).setdefault(name, value)
+
+    def check(self, model: nn.Module, key: str, act: str, advice: str) -> None:
+        """Raises WordsError if a new parameter lacks what the old one had. `act`: what has put it there, by `key`."""
+        replaced = list(self._replaced(model))
+        problems = ((name, original.problem) for name, _, original in replaced if original.problem)
+        name, problem = next(problems, None) or self._stale([name for name, *_ in replaced]) or ("", "")
+        if problem:
+            raise WordsError(f"{key}: {name} {problem}, and {act} replaces the parameter. {advice}")
+
+    def _replaced(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, _Original]]:
+        for name, parameter in model.named_parameters():
+            original = self._originals.get(name)
+            if original and original.reference() is not parameter:
+                yield name, parameter, original
+
+    def _stale(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """(name, problem) of an old parameter to which some object still refers."""
+        if not any(self._originals[name].reference() is not None for name in names):
+            return None
+        gc.collect()
+        alive = {name: parameter for name in names if (parameter := self._originals[name].reference()) is not None}
+        owners = {id(each): name for name, parameter in alive.items() for each in _handles(parameter)}
+        handles = [each for parameter in alive.values() for each in _handles(parameter)]
+        for holder in gc.get_referrers(*handles):
+            if holder is alive or holder is handles or isinstance(holder, FrameType):
+                continue
+            name = next(owners[id(each)] for each in gc.get_referents(holder) if id(each) in owners)
+            kind = HOLDERS.get(type(holder), f"a {type(holder).__name__}")
+            return name, f"is also in {kind} of yours"
+        return None
+
+
+def _problem(parameter: nn.Parameter) -> str | None:
+    if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        return "has a hook"
+    if type(parameter) is not nn.Parameter:
+        return f"is a {type(parameter).__name__}"
+    tensors = (name for name, value in vars(parameter).items() if isinstance(value, Tensor) and value.ndim)
+    return next((f"has the tensor {name} as an attribute" for name in tensors), None)
+
+
+def _handles(parameter: nn.Parameter) -> list[Any]:
+    """The objects by which code may hold a parameter: itself, and the node that accumulates its gradient."""
+    if not parameter.requires_grad:
+        return [parameter]
+    return [parameter, torch.autograd.graph.get_gradient_edge(parameter).node]

@@ -5,24 +5,21 @@
 
 import importlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from invariance.foreign import FOREIGN, LAYOUTS, TASKS, build
+from invariance.plain import loop
 from invariance.run import COMMON, run
 from pool import RankFailed, ranks
-from small import plan
 from torch import Tensor, nn
 
-import dtrain.build
-from dtrain.data.order import samples
 from dtrain.errors import WordsError
 from dtrain.model import caveats
-from dtrain.model.seeds import derive
 
 LOSS, GRADIENT, WEIGHT = 2e-6, 2e-6, 1e-4
 STEPS, LR = 5, 1e-3
@@ -83,41 +80,23 @@ def loss_of(task: str, outputs: Any, targets: Tensor) -> Tensor:
 
 
 def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
-    """As anybody would write it, on the samples that dtrain takes, and in its microbatches: batch norms see one at a time."""
-    asked, task = plan(*FOREIGN[name].words(name).split(), *COMMON.split(), *words.split()), FOREIGN[name].task
-    torch.manual_seed(derive(asked.seed, "model"))
-    model = build(name=name)
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=LR, betas=(0.9, 0.95), eps=1e-5)
-    source = dtrain.build.build(asked.data)
-    losses, gradients = [], {}
-    for step in range(STEPS):
-        index, _ = samples(np.arange(8 * step, 8 * step + 8), n=len(source), seed=derive(asked.seed, "data"))
-        read = [TASKS[task].sample(int(i), torch.Generator().manual_seed(int(i))) for i in source.original(index)]
-        total = 0.0
-        for some in range(0, 8, asked.batch.microbatch):
-            batch = {
-                key: torch.stack([sample[key] for sample in read[some : some + asked.batch.microbatch]])
-                for key in read[0]
-            }
-            targets = batch.pop("targets")
-            loss = loss_of(task, model(**batch) if len(batch) > 1 else model(*batch.values()), targets) * (
-                len(targets) / 8
-            )
-            loss.backward()
-            total += loss.item()
-        gradients = gradients or {key: p.grad.tolist() for key, p in model.named_parameters() if p.grad is not None}
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return {
-        "losses": losses,
-        "gradients": gradients,
-        "weights": {key: p.tolist() for key, p in model.named_parameters()},
-    }
+    task = FOREIGN[name].task
+
+    def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+        matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+        others = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW([group for group in groups if group["params"]], lr=LR, betas=(0.9, 0.95), eps=1e-5)
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        inputs = {key: value for key, value in batch.items() if key != "targets"}
+        return loss_of(task, model(**inputs) if len(inputs) > 1 else model(*inputs.values()), batch["targets"])
+
+    return loop(
+        lambda: build(name=name), [*FOREIGN[name].words(name).split(), *COMMON.split(), *words.split()], steps=STEPS,
+        sample=lambda i: TASKS[task].sample(i, torch.Generator().manual_seed(i)), loss_of=loss,
+        count=lambda batch: len(batch["targets"]), optimizer_of=optimizer_of,
+    )  # fmt: skip
 
 
 def holds(name: str, layout: str) -> None:

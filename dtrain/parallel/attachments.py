@@ -1,5 +1,5 @@
-"""Attachments of parameters: whether they are trained, and attributes, hooks, classes and references elsewhere, given by
-a user's code.
+"""Attachments of parameters: whether they are trained, and the attributes, hooks, classes and references elsewhere that
+a user's code gave them.
 
 Splitting a parameter, or allocating one that was built without memory, puts a new one in its place. The new parameter
 gets the attributes and `requires_grad` of the old one. A model with anything else on such a parameter is refused.

@@ -127,8 +127,8 @@ class CopyWrites:
         differing = next((name for name, apart in zip(self._plain, spread, strict=True) if apart), None)
         if differing is not None:
             raise WordsError(
-                f"model: the forward writes {differing} with other values on every rank, so the copies drift apart. Write "
-                "what follows from the weights alone, or keep it in a buffer, whose values dtrain averages."
+                f"model: the forward writes {differing} with other values on every rank, so the copies drift apart. "
+                "Write what follows from the weights alone, or keep it in a buffer, whose values dtrain averages."
             )
 
     def _parameters(self) -> dict[str, nn.Parameter]:

@@ -1,5 +1,5 @@
-"""What a user's code attached to the parameters of a model: whether they are trained, attributes, hooks, a class, and
-references from elsewhere.
+"""Attachments of parameters: whether they are trained, and the attributes, hooks, classes and references elsewhere that
+a user's code gave them.
 
 Splitting a parameter, or allocating one that was built without memory, puts a new one in its place. The new parameter
 gets the attributes and `requires_grad` of the old one. A model with anything else on such a parameter is refused.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dtrain.errors import WordsError
 
 HOLDERS = {CellType: "a closure"}
-"""What to call a type of object that refers to a parameter; other types by their own name."""
+"""Type of object that refers to a parameter -> its name for a user; other types have their own."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Original:
     is_trained: bool
     attributes: dict[str, Any]
     problem: str | None
-    """What a new parameter cannot have."""
+    """An attachment that a new parameter cannot have."""
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> "_Original":
@@ -50,8 +50,11 @@ class Attachments:
             for name, value in original.attributes.items():
                 vars(parameter).setdefault(name, value)
 
-    def check(self, model: nn.Module, key: str, act: str, advice: str) -> None:
-        """Raises WordsError if a new parameter lacks what the old one had. `act`: what has put it there, by `key`."""
+    def finish(self, model: nn.Module, key: str, act: str, advice: str) -> None:
+        """Restore, once all parameters are new. Raises WordsError if one lacks what the old one had; `act`, which `key`
+        asks for, has replaced it.
+        """
+        self.restore(model)
         replaced = list(self._replaced(model))
         problems = ((name, original.problem) for name, _, original in replaced if original.problem)
         name, problem = next(problems, None) or self._stale([name for name, *_ in replaced]) or ("", "")

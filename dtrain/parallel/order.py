@@ -86,8 +86,7 @@ def parallelize(
     if not brought:
         begin(model)
     place_buffers(model, mesh.device)
-    attachments.restore(model)
-    attachments.check(model, *_reason(mesh.shape, strategy))
+    attachments.finish(model, *_reason(mesh.shape, strategy))
     called = strategy.wrap(model, mesh)
     return pipelined or called
 

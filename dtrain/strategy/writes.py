@@ -124,11 +124,11 @@ class CopyWrites:
         extremes = torch.stack((values, -values))
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         spread = (extremes[0] + extremes[1]).tolist()
-        name = next((name for name, apart in zip(self._plain, spread, strict=True) if apart), None)
-        if name is not None:
+        differing = next((name for name, apart in zip(self._plain, spread, strict=True) if apart), None)
+        if differing is not None:
             raise WordsError(
-                f"model: the forward writes {name} with other values on every rank, so the copies drift apart. Write "
-                "what follows from the weights alone, or keep it in a buffer, whose values dtrain averages."
+                f"model: the forward writes {differing} with other values on every rank, so the copies drift apart. "
+                "Write what follows from the weights alone, or keep it in a buffer, whose values dtrain averages."
             )
 
     def _parameters(self) -> dict[str, nn.Parameter]:

@@ -48,6 +48,8 @@ PRIVATE = {
     "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear": "torch.distributed.tensor._redistribute._gen_transform_infos",
     "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear": "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
     "_set_params_and_buffers_to_ignore_for_model": "torch.nn.parallel.DistributedDataParallel",
+    "_backward_hooks": "torch.Tensor", "_post_accumulate_grad_hooks": "torch.Tensor",
+    "_module_info": "torch.distributed.fsdp._fully_shard._fsdp_param", "_param_fqn": "torch.distributed.fsdp._fully_shard._fsdp_param",
     "_unsharded_param": "torch.distributed.fsdp._fully_shard._fsdp_param", "_prepare_input_fn": "torch.distributed.tensor.parallel.SequenceParallel",
     "_prepare_output_fn": "torch.distributed.tensor.parallel.ColwiseParallel", "_make_wrapper_subclass": "torch.Tensor",
     "torch._dynamo": "torch", "torch._dynamo.config": "torch._dynamo", "torch._functorch.config": "torch._functorch", "torch._inductor.cudagraph_trees": "torch._inductor",

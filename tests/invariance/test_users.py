@@ -30,8 +30,10 @@ LAYOUTS = {
     "zero2": "strategy=zero2 devices=2 microbatch=2",
 }
 FAST = (
-    "one_embedding_for_three-fsdp", "weight_norm-zero1", "lstm_over_packed_rows-ddp", "frozen_backbone-fsdp", "built_in_eval-single",
-    "hook_on_a_gradient-fsdp", "attribute_of_a_parameter-zero1", "maml-ddp", "branches-fsdp",
+    "one_embedding_for_three-fsdp", "weight_norm-zero1", "lstm_over_packed_rows-ddp", "frozen_backbone-fsdp", "built_in_eval-single", "merging-fsdp",
+    "attribute_of_a_parameter-zero1", "maml-ddp", "branches-fsdp", "functional_call-fsdp", "hook_on_a_gradient-fsdp", "weight_in_a_closure-fsdp",
+    "data_clamped-fsdp", "teacher_in_parameters-zero1", "bias_of_a_batch-ddp", "replaced_in_forward-single", "gradient_penalty-fsdp", "frozen_at_first-ddp",
+    "frozen_for_one_use-fsdp", "scripted_part-zero1", "class_of_parameters-fsdp", "embedding_with_max_norm-ddp",
 )  # fmt: skip
 """Run on every change."""
 

@@ -833,6 +833,119 @@ class Hyper(Stack):
         return torch.tanh(torch.einsum("bi,bio->bo", x, self.weights(x).view(-1, WIDTH, WIDTH)))
 
 
+class NodeHook(Stack):
+    """A hook on the node that adds up a gradient, as libraries did before there were hooks on tensors."""
+
+    def make(self) -> None:
+        weight = self.layers[0].weight
+        assert isinstance(weight, Tensor)
+        self.nodes = [weight.expand_as(weight).grad_fn.next_functions[0][0]]  # type: ignore[union-attr]
+        self.nodes[0].register_prehook(lambda grads: (grads[0] * 0.5,))  # type: ignore[union-attr]
+
+
+class Mask(Stack):
+    """A tensor as an attribute of a weight."""
+
+    def make(self) -> None:
+        self.layers[0].weight.mask = torch.ones(WIDTH, WIDTH)  # type: ignore[union-attr]
+
+
+class Lambda(Stack):
+    """Keeps a second reference to its weight in a closure."""
+
+    def make(self) -> None:
+        weight = self.layers[0].weight
+        self.again = lambda x: x @ weight.T  # type: ignore[operator]
+
+    def mix(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.again(x))
+
+
+class ClampedData(Stack):
+    """Clamps what no version counts."""
+
+    def forward(self, x: Tensor) -> Any:
+        for parameter in self.layers[0].parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class ByBatch(Stack):
+    """Writes what its rank's samples say."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.layers[0].bias.copy_(x.mean(0))  # type: ignore[union-attr,operator]
+        return super().forward(x)
+
+
+class ReplacedInForward(Stack):
+    def forward(self, x: Tensor) -> Any:
+        self.head.weight = nn.Parameter(self.head.weight.detach() * 2)
+        return super().forward(x)
+
+
+class Merging(Stack):
+    """Its `train` does more than set modes: in evaluation a product of two matrices is part of a third."""
+
+    def make(self) -> None:
+        self.down, self.up = nn.Parameter(torch.ones(2, WIDTH) * 0.1), nn.Parameter(torch.ones(WIDTH, 2) * 0.1)
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if mode == self.is_merged:
+            with torch.no_grad():
+                self.layers[0].weight.add_(self.up @ self.down, alpha=-1 if mode else 1)  # type: ignore[union-attr,operator]
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x if self.is_merged else x + x @ self.down.T @ self.up.T)
+
+
+class Adversary(Stack):
+    """A gradient of the first order, of samples (arXiv 1412.6572)."""
+
+    def forward(self, x: Tensor) -> Any:
+        given = x.detach().requires_grad_(True)
+        (grad,) = torch.autograd.grad(super().forward(given).sum(), given)
+        return super().forward(x + 0.1 * grad.sign())
+
+
+class Inner(nn.Module):
+    """A step of the whole model within the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Stack()
+
+    def forward(self, x: Tensor) -> Any:
+        weights = dict(self.net.named_parameters())
+        loss = torch.func.functional_call(self.net, weights, (torch.ones(1, WIDTH),)).pow(2).sum()
+        grads = torch.autograd.grad(loss, list(weights.values()))
+        moved = {name: weight - 0.01 * grad for (name, weight), grad in zip(weights.items(), grads, strict=True)}
+        return torch.func.functional_call(self.net, moved, (x,))
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Stack()
+
+    def forward(self, x: Tensor) -> Any:
+        weights = {name: weight * 1.1 for name, weight in self.net.named_parameters()}
+        return torch.func.functional_call(self.net, weights, (x,))
+
+
+class FrozenForOneUse(Stack):
+    def forward(self, x: Tensor) -> Any:
+        self.head.requires_grad_(False)
+        once = super().forward(x)
+        self.head.requires_grad_(True)
+        return once + super().forward(x * 0.5)
+
+
 @dataclass(frozen=True)
 class User:
     make: Callable[[], nn.Module]
@@ -932,6 +1045,26 @@ USERS: dict[str, User] = {
     "depthwise": User(Depthwise, "images"),
     "cell_by_hand": User(Recurrence),
     "hypernetwork": User(Hyper, "numbers"),
+    "hook_on_a_node": User(NodeHook, refused=sharded("layers.0.weight is also in a list of yours")),
+    "mask_of_a_weight": User(Mask, refused=sharded("layers.0.weight has the tensor mask as an attribute")),
+    "weight_in_a_closure": User(Lambda, refused=sharded("layers.0.weight is also in a closure of yours")),
+    "data_clamped": User(ClampedData, refused=sharded("the forward writes layers.0.weight")),
+    "bias_of_a_batch": User(
+        ByBatch,
+        unused=True,
+        refused=sharded("the forward writes layers.0.bias")
+        | {"ddp": "the forward writes layers.0.bias with other values on every rank"},
+    ),
+    "replaced_in_forward": User(
+        ReplacedInForward,
+        refused=sharded("the forward writes head.weight")
+        | dict.fromkeys(("single", "microbatches", "ddp"), "another parameter in the place of head.weight"),
+    ),
+    "merging": User(Merging),
+    "adversary": User(Adversary, refused=sharded("a gradient is computed before the backward of the loss")),
+    "step_within_a_step": User(Inner, refused=sharded("a gradient is computed before the backward of the loss")),
+    "functional_call": User(Functional),
+    "frozen_for_one_use": User(FrozenForOneUse),
 }
 
 

@@ -97,11 +97,10 @@ def agree(made: Made, reference: Reference, cases: Iterable[Case], **degrees: in
 
 
 def by_decay(weights: Mapping[str, Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups as dtrain's words make them: vectors do not decay."""
-    return [
-        {"params": [weight for weight in weights.values() if weight.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [weight for weight in weights.values() if weight.ndim < 2], "weight_decay": 0.0},
-    ]
+    """Groups as dtrain's words make them: what has one dim, but for dims of 1, does not decay."""
+    matrices = [weight for weight in weights.values() if sum(size > 1 for size in weight.shape) > 1]
+    rest = [weight for weight in weights.values() if sum(size > 1 for size in weight.shape) <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def shard(model: nn.Module, mesh: Mesh) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pool import RankFailed, ranks
 
-from dtrain.errors import RankError
+from dtrain.errors import RankError, WordsError
 from dtrain.launcher.rank import run_rank
 from dtrain.planned import Plan
 from dtrain.storage import store
-from dtrain.verb import verify
+from dtrain.verb import verify, verify_runs
 
 WORDS = (
     "batch=8",
@@ -24,9 +24,10 @@ WORDS = (
 )
 
 
-def verified(out: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """verify.json of these words."""
-    monkeypatch.setattr(verify, "_launch", _launch)
+def verified(out: Path, words: str, monkeypatch: pytest.MonkeyPatch, *, fresh: bool = False) -> dict[str, Any]:
+    """verify.json of these words. `fresh`: with an interpreter of its own, which takes seconds."""
+    monkeypatch.setattr(verify_runs, "launch", _launch)
+    monkeypatch.setattr(verify_runs, "FRESH", fresh)
     said = words.split()
     keys = {word.split("=")[0] for word in said}
     optim = ("optim._target_" in keys) * ("optim.lr",)
@@ -40,7 +41,8 @@ def _launch(plan: Plan) -> None:
     try:
         ranks(plan.world, _rank, plan, seconds=600)
     except RankFailed as error:
-        raise RankError(str(error)) from error
+        kind = WordsError if "dtrain.errors.WordsError:" in str(error) else RankError
+        raise kind(str(error)) from error
 
 
 def _rank(plan: Plan) -> None:

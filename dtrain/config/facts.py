@@ -29,7 +29,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },
     "optim": {
         "state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "number >= 0", "fused": "bool",
-        "beside": "number >= 0", "wide": "bool",
+        "beside": "number >= 0", "wide": "bool", "decays": ["matrices"],
     },
     "adapter": {"trains": ["all", "adapter"], "packs": "bool"},
     "remat": {"keeps": _KEEPS, "share": "number >= 0 and <= 1", "try": "bool"},

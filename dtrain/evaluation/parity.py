@@ -153,6 +153,14 @@ def other_sample(asked: str, one: str) -> tuple[int, int] | None:
     return None
 
 
+def other_call(out: str) -> int | None:
+    """The number of the first call of the model that gave another output for the same input; None if none did."""
+    if not store.exists(url := store.join(out, "calls.json")):
+        return None
+    number: int | None = json.loads(store.read(url))
+    return number
+
+
 def random_data(out: str) -> bool:
     """Whether samples differ each time they are read."""
     _, commit = find(out)

@@ -3,10 +3,12 @@ the forward drew random numbers.
 
 <out>/first/rank-00000.safetensors   pieces of `gradient.<parameter>`, `update.<parameter>` and `weight.<parameter>`
       first/rank-00000.json          place of each piece in its tensor, generators drawn from, digests of samples
+      calls.json                     the first call of the model that gave another output for the same, with calls=true
 """
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import torch
@@ -18,25 +20,36 @@ from dtrain.checkpoint import Checkpoint, shards
 from dtrain.checkpoint.state import TrainState
 from dtrain.data import Batch
 from dtrain.data.stream import leaves
+from dtrain.evaluation.calls import watch
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import reduced
 from dtrain.model.seeds import drawn
 from dtrain.storage import store
 
 
-def recorded(*, kind: str, seed: int, out: str, mesh: Mesh, **options: Any) -> Checkpoint:
-    """The plan's checkpoint (`kind`), which also records the first step of a run."""
+def recorded(*, kind: str, seed: int, out: str, mesh: Mesh, calls: bool = False, **options: Any) -> Checkpoint:
+    """The plan's checkpoint (`kind`), which also records the first step of a run. `calls`: the run ends in its first
+    forward, when the model has been called often enough (calls.py).
+    """
     checkpoint: Checkpoint = build({"_target_": kind, **options}, out=out, mesh=mesh)
     restore = checkpoint.restore
 
     def begin(state: TrainState) -> dict[str, Any] | None:
         restored = restore(state)
-        if restored is None:
+        if calls:
+            watch(state.model, lambda other: _end(store.join(out, "calls.json"), other))
+        elif restored is None:
             _watch(state, mesh, seed, store.join(out, "first"))
         return restored
 
     vars(checkpoint)["restore"] = begin
     return checkpoint
+
+
+def _end(url: str, number: int | None) -> None:
+    """Write the number of a call, and end the process: an exception would be reported as the failure of a rank."""
+    store.write(url, json.dumps(number).encode())
+    os._exit(0)
 
 
 def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:

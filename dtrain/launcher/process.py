@@ -21,6 +21,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.cluster import network
+from dtrain.launcher.title import retitle_fork
 from dtrain.secrets import screen
 from dtrain.storage import store
 
@@ -30,7 +31,7 @@ STORE_SECONDS = 10.0
 
 def fork(work: Callable[[], Any], name: str = "") -> int:
     """Fork a child that does `work`, ends, and dies when this process does; return its pid. `name`: at most 15 letters,
-    for `ps` and `top`.
+    for `ps` and `top`; its command line is `name` and what follows the first word of this process's title.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -42,6 +43,7 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
         die_with(parent)
         if name and sys.platform == "linux":
             ctypes.CDLL(None).prctl(15, name.encode())  # PR_SET_NAME
+            retitle_fork(name)
         work()
         code = 0
     except SystemExit as error:

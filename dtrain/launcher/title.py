@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
+OURS = "dtrain-"
 _title = ctypes.create_string_buffer(0)
 """The kernel reads it whenever somebody asks for the command line."""
 
@@ -30,6 +31,15 @@ def retitle(title: str) -> None:
         new = ctypes.create_string_buffer(text)
         if _point_to(new, fields):
             _title = new
+
+
+def retitle_fork(name: str) -> None:
+    """Show `name` as the first word of the title that this process inherited; alone, if that is what somebody typed."""
+    if sys.platform != "linux":
+        return
+    inherited = os.fsdecode(Path("/proc/self/cmdline").read_bytes()).rstrip("\0")
+    _, _, rest = inherited.partition(" ") if inherited.startswith(OURS) else ("", "", "")
+    retitle(f"{name} {rest}".rstrip())
 
 
 def _point_to(title: "ctypes.Array[ctypes.c_char]", fields: list[int]) -> bool:

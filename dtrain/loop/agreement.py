@@ -5,8 +5,11 @@ its gradient is None again: nothing decays it and it gets no moments.
 
 Buffers. Persistent buffers that a training forward changed (BatchNorm's statistics, a codebook) are made alike over the
 ranks of the batch after every step: floating ones are averaged, others are those of the first rank. So what is saved,
-evaluated and resumed is what every rank has. Buffers of modules that balance themselves (`dtrain.model.Balanced`), and
-buffers that are not saved, are left alone; of the latter `Unsaved` knows those that training changes.
+evaluated and resumed is what every rank has. A buffer begins to change when it counts a version, or when its checksum
+is another one: kernels such as BatchNorm's, and writes through `.data`, count none. Checksums are taken after every
+step while they are cheap, else every `EVERY` steps. Buffers of modules that balance themselves
+(`dtrain.model.Balanced`), and buffers that are not saved, are left alone; of the latter `Unsaved` knows those that
+training changes.
 
 A rank's message has a number for each parameter, 1 if this rank reached it, and for each buffer, 1 if it began to
 change; of their sums it counts only whether they are 0. They need no collective of their own: a strategy sums them with
@@ -27,7 +30,14 @@ from dtrain.model import saved_buffers
 from dtrain.strategy import Carried
 
 EVERY = 8
-"""Steps after which a GPU is asked whether a buffer of another rank began to change, if some buffers never have."""
+"""Steps after which a GPU is asked whether a buffer of another rank began to change, if some buffers never have, and
+after which the checksums of buffers that are large, or on a GPU, are taken.
+"""
+FEW = 1 << 18
+"""Numbers in all buffers that never changed, of which a CPU takes the checksums after every step."""
+SUMMED = {dtype: dtype for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)}
+SUMMED |= dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
+"""Types of buffers whose checksum is their norm -> the type it is computed in. Of others it is the sum of bytes."""
 
 
 class Agreement:
@@ -44,7 +54,9 @@ class Agreement:
         """The buffers that some rank has changed so far."""
         self._still = list(range(len(self._owners)))
         self._before: list[tuple[Tensor, int]] = []
-        self._first: list[Tensor] = []
+        self._checksums = torch.zeros(len(self._owners), dtype=torch.float64, device=mesh.device)
+        numbers = sum(self._buffer(number).numel() for number in self._still)
+        self._checked_every = 1 if mesh.device.type == "cpu" and numbers <= FEW else EVERY
         self._missed: list[int] = []
         self._usual = torch.zeros(len(self._parameters) + len(self._owners), device=mesh.device)
         self._usual[: len(self._parameters)] = 1
@@ -60,8 +72,8 @@ class Agreement:
     def begin(self) -> None:
         buffers = [self._buffer(number) for number in self._still]
         self._before = [(buffer, buffer._version) for buffer in buffers]
-        if not self._steps:
-            self._first = [_read(buffer).clone() for buffer in buffers]
+        if buffers and not self._steps:
+            self._checksums[self._still] = _checksums(buffers)
 
     def message(self, missing: Sequence[Collection[nn.Parameter]]) -> Tensor:
         """This rank's message, which the caller does not change. `missing`: the parameters without a gradient in each
@@ -71,12 +83,16 @@ class Agreement:
         if missing and all(missing):
             every_time = set.intersection(*({self._index[id(parameter)] for parameter in some} for some in missing))
             self._missed = sorted(every_time)
-        changed = self._changed()
-        if not self._missed and not changed:
+        others = self._others() if self._still and self._steps % self._checked_every == 0 else None
+        read = others is not None and (not self._steps or others.device.type == "cpu")
+        changed = self._changed(others.nonzero().flatten().tolist() if others is not None and read else ())
+        if not self._missed and not changed and (others is None or read):
             return self._usual
         message = self._usual.clone()
         message[self._missed] = 0
         message[[len(self._parameters) + number for number in changed]] = 1
+        if others is not None and not read:
+            message[len(self._parameters) :].add_(others)
         return message
 
     @torch.no_grad()
@@ -107,18 +123,23 @@ class Agreement:
             self._moving = sorted({*self._moving, *(number for number in self._still if counts[number])})
             self._still = [number for number in self._still if not counts[number]]
 
-    def _changed(self) -> list[int]:
-        """The still buffers that this step's forward changed.
-
-        Some kernels write without counting a version, BatchNorm's on the CPU among them: so the first step compares
-        values, and later a buffer counts as changed when any of its module did.
+    def _changed(self, others: Collection[int]) -> list[int]:
+        """The still buffers that this step's forward changed: when any of a module did, all of them. `others`: those
+        with another checksum.
         """
-        touched, first, self._first = set[int](), self._first, []
-        for place, (number, (was, version)) in enumerate(zip(self._still, self._before, strict=True)):
+        touched = {id(self._owners[number][0]) for number in others}
+        for number, (was, version) in zip(self._still, self._before, strict=True):
             now = self._buffer(number)
-            if now is not was or now._version != version or (first and not torch.equal(_read(now), first[place])):
+            if now is not was or now._version != version:
                 touched.add(id(self._owners[number][0]))
         return [number for number in self._still if id(self._owners[number][0]) in touched]
+
+    def _others(self) -> Tensor:
+        """1 for each still buffer whose checksum is not that of the last time, on the device; nothing waits for it."""
+        now = self._checksums.clone()
+        now[self._still] = _checksums([self._buffer(number) for number in self._still])
+        others, self._checksums = (now != self._checksums).float(), now
+        return others
 
     def _make_alike(self, buffers: list[Tensor]) -> None:
         group = self._mesh.group("batch")
@@ -196,6 +217,22 @@ class News:
     def _part(self) -> slice:
         first = self._mesh.coordinate["pp"] * self._stage
         return slice(first, first + self._agreement.size)
+
+
+@torch.no_grad()
+def _checksums(buffers: Sequence[Tensor]) -> Tensor:
+    """[N], fp64, on their device: equal as long as the buffers are."""
+    sums: list[Tensor | None] = [None] * len(buffers)
+    for dtype in {buffer.dtype for buffer in buffers}:
+        places = [place for place, buffer in enumerate(buffers) if buffer.dtype == dtype]
+        same = [_read(buffers[place]) for place in places]
+        if dtype in SUMMED:
+            some = torch._foreach_norm(same, 2, SUMMED[dtype])
+        else:
+            some = [each.flatten().view(torch.uint8).sum() for each in same]
+        for place, each in zip(places, some, strict=True):
+            sums[place] = each
+    return torch.stack([each.double() for each in sums if each is not None])
 
 
 def _read(buffer: Tensor) -> Tensor:

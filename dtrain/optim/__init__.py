@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dtrain.mesh.sharding import like, local
+from dtrain.optim.decay import decayed
 
 
 class Optimizer(Protocol):
@@ -24,15 +25,21 @@ class Optimizer(Protocol):
 
 
 def groups(
-    parameters: Iterable[nn.Parameter], *, weight_decay: float, rates: Mapping[int, float] | None = None
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    rates: Mapping[int, float] | None = None,
+    without: Iterable[nn.Parameter] = (),
 ) -> list[dict[str, Any]]:
-    """Matrices decay; norms, biases and other vectors do not. `rates`: id of a parameter -> a learning rate of its
-    own. A stage of a pipeline on which nothing is trained has one group without parameters.
+    """Of the trained parameters but `without`, those that decay and those that do not (decay.py). `rates`: id of a
+    parameter -> a learning rate of its own. A stage of a pipeline on which nothing is trained has one group without
+    parameters.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    others, matrices = set(map(id, without)), set(map(id, decayed(model)))
+    trained = [each for each in model.parameters() if each.requires_grad and id(each) not in others]
     both = [
-        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": [each for each in trained if id(each) in matrices], "weight_decay": weight_decay},
+        {"params": [each for each in trained if id(each) not in matrices], "weight_decay": 0.0},
     ]
     return by_rate([group for group in both if group["params"]] or both[:1], rates or {})
 

@@ -15,6 +15,7 @@ from dtrain.errors import WordsError
 from dtrain.mesh.sharding import like, local, sum_pieces
 from dtrain.model.patterns import rates
 from dtrain.optim import ByGroup, groups
+from dtrain.optim.norms import norm
 
 LEAST_RMS = 1e-3
 """A weight whose root mean square is smaller moves as if it had this one (eps2 of the paper)."""
@@ -37,7 +38,7 @@ def build(
         raise WordsError(
             f"optim=adafactor: {odd} holds complex numbers, which have no row and column means. Type optim=adamw."
         )
-    parts = groups(model.parameters(), weight_decay=weight_decay, rates=rates(model, lr_of or {}))
+    parts = groups(model, weight_decay=weight_decay, rates=rates(model, lr_of or {}))
     return Adafactor(parts, lr=lr, beta2_decay=beta2_decay, d=d)
 
 
@@ -113,7 +114,9 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _square(tensor: Tensor, dim: int | None = None) -> Tensor:
     """The sum of squares of a tensor, or along one of its dims."""
-    length: Tensor = torch.linalg.vector_norm(tensor, dim=dim, keepdim=dim is not None, dtype=_wide(tensor))
+    if dim is None:
+        return norm(tensor, _wide(tensor)).square()
+    length: Tensor = torch.linalg.vector_norm(tensor, dim=dim, keepdim=True, dtype=_wide(tensor))
     return length.square()
 
 

@@ -18,6 +18,6 @@ def build(
     weight_decay: float,
     lr_of: Mapping[str, float] | None = None,
 ) -> Optimizer:
-    """`weight_decay` per unit of lr, on matrices only. `lr_of`: pattern of names -> lr."""
-    parts = groups(model.parameters(), weight_decay=weight_decay, rates=rates(model, lr_of or {}))
+    """`weight_decay` per unit of lr, on what decays (decay.py). `lr_of`: pattern of names -> lr."""
+    parts = groups(model, weight_decay=weight_decay, rates=rates(model, lr_of or {}))
     return elementwise(torch.optim.AdamW, parts, lr=lr, betas=(float(betas[0]), float(betas[1])), eps=eps)

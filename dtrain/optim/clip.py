@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dtrain.errors import WordsError
 from dtrain.mesh.sharding import local, shards
+from dtrain.optim.norms import norms
 
 
 class News(Protocol):
@@ -47,20 +47,20 @@ def clip(
             pieces.setdefault((1, gradient.dtype), []).append(gradient)
         elif gradient is not None:
             pieces.setdefault((shards(gradient), gradient.dtype), []).append(local(gradient))
-    norms: dict[int, Tensor] = {}
+    by_cut: dict[int, Tensor] = {}
     for (cut, dtype), group in pieces.items():
         if dtype.is_complex:
             group[:] = map(torch.view_as_real, group)
         wide = torch.promote_types(group[0].dtype, torch.float32)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
-        norms[cut] = torch.hypot(norms[cut], norm) if cut in norms else norm
-    is_whole = stages == 1 and all(cut == 1 for cut in norms)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms(group, wide))).float()
+        by_cut[cut] = torch.hypot(by_cut[cut], norm) if cut in by_cut else norm
+    is_whole = stages == 1 and all(cut == 1 for cut in by_cut)
     if is_whole:
-        norm = norms[1] if norms else torch.zeros((), device=_device(parameters))
+        norm = by_cut[1] if by_cut else torch.zeros((), device=_device(parameters))
         square = norm[None][:0]
     else:
         ranks = dist.get_world_size() // stages
-        squares = (norm**2 * (cut / ranks) for cut, norm in norms.items())
+        squares = (norm**2 * (cut / ranks) for cut, norm in by_cut.items())
         square = sum(squares, torch.zeros((), device=_device(parameters))).view(1)
     sums = _summed(square, beside, news)
     if not is_whole:
@@ -86,19 +86,6 @@ def _summed(square: Tensor, beside: Tensor | None, news: News | None) -> Tensor:
     if news is not None:
         news.settle(sums[len(sums) - len(news.numbers) :])
     return sums
-
-
-def _norms(pieces: list[Tensor], wide: torch.dtype) -> tuple[Tensor, ...]:
-    try:
-        return torch._foreach_norm(pieces, 2, wide)
-    except (NotImplementedError, RuntimeError):
-        if all(piece.layout == torch.strided for piece in pieces):
-            raise
-        shape = next(list(piece.shape) for piece in pieces if piece.layout != torch.strided)
-        raise WordsError(
-            f"model: the gradient of a parameter {shape} is sparse, and gradients are added up and clipped dense. "
-            "Look it up without sparse=True."
-        ) from None
 
 
 def _device(parameters: Sequence[nn.Parameter]) -> torch.device:

@@ -17,6 +17,7 @@ from dtrain.mesh.sharding import local, region, whole
 from dtrain.model import PassThrough
 from dtrain.model.patterns import rates
 from dtrain.optim import ByGroup, Optimizer, OptimizerGroup, by_rate, elementwise, groups
+from dtrain.optim.decay import decayed
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""
@@ -42,13 +43,12 @@ def build(
     matrices = hidden_matrices(model)
     if not matrices and not any(isinstance(module, PassThrough) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
-    own, chosen = rates(model, lr_of or {}), set(map(id, matrices))
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    own = rates(model, lr_of or {})
     parts: list[Optimizer] = []
     if matrices:
         both = by_rate([{"params": matrices}], own)
         parts.append(Muon(both, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products]))
-    others = groups(rest, weight_decay=weight_decay, rates=own)
+    others = groups(model, weight_decay=weight_decay, rates=own, without=matrices)
     if others[0]["params"] or not matrices:
         options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": tuple(map(float, betas)), "eps": eps}
         parts.append(elementwise(torch.optim.AdamW, others, **options))
@@ -56,13 +56,13 @@ def build(
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of
-    a pipeline.
+    """Decaying weights of two dims that are neither an embedding nor the last linear layer, which may stand on another
+    stage of a pipeline.
     """
     modules = list(model.modules())
     last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | PassThrough)), None)
     ends = {id(getattr(each, "weight", None)) for each in modules if isinstance(each, nn.Embedding) or each is last}
-    real = (parameter for parameter in model.parameters() if parameter.is_floating_point() and parameter.requires_grad)
+    real = (parameter for parameter in decayed(model) if parameter.is_floating_point() and parameter.requires_grad)
     return [parameter for parameter in real if parameter.ndim == 2 and id(parameter) not in ends]
 
 

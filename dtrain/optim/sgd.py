@@ -19,8 +19,8 @@ def build(
     weight_decay: float,
     lr_of: Mapping[str, float] | None = None,
 ) -> Optimizer:
-    """`weight_decay` is added to the gradient of matrices. `lr_of`: pattern of names -> lr."""
-    parts = groups(model.parameters(), weight_decay=weight_decay, rates=rates(model, lr_of or {}))
+    """`weight_decay` is added to the gradient of what decays (decay.py). `lr_of`: pattern of names -> lr."""
+    parts = groups(model, weight_decay=weight_decay, rates=rates(model, lr_of or {}))
     optimizer = elementwise(torch.optim.SGD, parts, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0)
     if momentum:
         for part in inner(optimizer):

@@ -25,7 +25,7 @@ def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Ro
         yield from _named("reference", filter(None, [reference.sentence(plan)]))
         yield from _named("padding", filter(None, [padding.sentence(plan, prediction.shapes)]))
         yield from _named("blocks", blockless.notes(plan, blocks=prediction.shapes.listed > 0))
-        yield "work", _work(prediction)
+        yield "work", _work(plan, prediction)
         yield from _named("collectives", _collectives(plan, prediction))
         yield from _time(plan, prediction)
         yield from _named("pipeline", _pipeline(plan, prediction, width))
@@ -91,12 +91,15 @@ def _left(prediction: Prediction) -> str:
     return f"headroom {size(left)}" if left >= 0 else f"{size(-left)} too much"
 
 
-def _work(prediction: Prediction) -> str:
-    work, amount = prediction.work, "operations not known"
+def _work(plan: Plan, prediction: Prediction) -> str:
+    work, amount, spared = prediction.work, "operations not known", prediction.shapes.undecayed
+    decays = fact(plan.optim, "decays") == "matrices" and plan.optim.get("weight_decay")
     if work.total:
         again = f" + {operations(work.recomputed)} recomputed" if work.recomputed else ""
         amount = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step"
-    return f"{count(prediction.shapes.parameters)} parameters, {amount}, checkpoint {size(prediction.checkpoint)}"
+    undecayed = f" ({count(spared)} of them not decayed)" if decays and spared else ""
+    parameters = f"{count(prediction.shapes.parameters)} parameters{undecayed}"
+    return f"{parameters}, {amount}, checkpoint {size(prediction.checkpoint)}"
 
 
 def _collectives(plan: Plan, prediction: Prediction) -> Iterator[str]:

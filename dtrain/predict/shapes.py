@@ -21,7 +21,7 @@ class Weight:
     """One parameter, unsharded. `tp`: the dim that the model's `tp_plan` splits, None if it is replicated; `product`:
     used in a matrix product, so autocast copies it; `hidden`: a matrix that muon orthogonalises; `bits`: of a number
     that is not held in the type of the precision; `joined`: a compiled block multiplies by it and others at once
-    (dtrain.model.gpt.products).
+    (dtrain.model.gpt.products); `decays`: as dtrain.optim.decay decides, None: a matrix does.
     """
 
     name: str = field(compare=False)
@@ -34,10 +34,17 @@ class Weight:
     trained: bool = True
     bits: float | None = None
     joined: bool = False
+    decays: bool | None = field(default=None, compare=False)
 
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def undecayed(self) -> int:
+        """Its numbers, if it is trained and does not decay."""
+        decays = len(self.shape) > 1 if self.decays is None else self.decays
+        return self.count * (self.trained and not decays)
 
 
 @dataclass(frozen=True)
@@ -241,6 +248,11 @@ class Shapes:
     def parameters(self) -> int:
         """Number of parameters of the model; tied ones count once, in the first block that has them."""
         return sum(block.parameters * block.count for block in self.blocks)
+
+    @property
+    def undecayed(self) -> int:
+        """Number of trained parameters that do not decay."""
+        return sum(weight.undecayed * block.count for block in self.blocks for weight in block.weights)
 
     @cached_property
     def listed(self) -> int:

@@ -8,6 +8,7 @@ from torch import nn
 from dtrain.model import head_of, untied_blocks
 from dtrain.model.adapted import added, packed
 from dtrain.model.moe import Experts
+from dtrain.optim.decay import decayed
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.predict.activations import STYLES
@@ -113,7 +114,7 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
         for parameter in each.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(each)
     deferred_wgrad, weights = {id(parameter) for parameter in hidden_matrices(model)}, []
-    others, narrow = added(model), packed(model)
+    others, narrow, matrices = added(model), packed(model), {id(parameter) for parameter in decayed(model)}
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
@@ -127,7 +128,7 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
                 (parameter.ndim > 1 or any(products)) and not all(kinds),
                 id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
-                narrow[whole].bits if whole in narrow else None,
+                narrow[whole].bits if whole in narrow else None, decays=id(parameter) in matrices,
             )
         )  # fmt: skip
     return weights

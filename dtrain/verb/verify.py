@@ -4,56 +4,30 @@ whole batch at once.
     dtrain verify strategy=fsdp mesh.pp=2 mesh.tp=2 devices=8
     dtrain verify model._target_=mypkg.Net trust=[mypkg] strategy=ddp devices=2 verify.steps=20
 
-    asked   the words, stopped half way and resumed       one     one process, all samples of a step in one forward
-    again   `one` a second time                           parts   one process, the batch in parts: effect of rounding
-    straight, split   only if `asked` differs: without the stop; one process with the microbatch of `asked`
-
-All are real runs, with the real loop and checkpoints, under <out>/verify. Exit code 0: the same; 1: not. verify.json
-gives the likely cause.
+All are real runs (verify_runs.py), with the real loop and checkpoints, under <out>/verify. Exit code 0: the same;
+1: not. verify.json gives the likely cause.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
 from dtrain.launcher import apart, preflight, zygote
-from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
+from dtrain.planned import Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import loop, resolve
 from dtrain.result import versions
 from dtrain.secrets import redact_arg, screen
 from dtrain.secrets.as_json import clean
 from dtrain.storage import store
-
-PLAIN: Mapping[str, Any] = {
-    "strategy": {"_target_": "dtrain.strategy.single.Single"},
-    "remat": {"_target_": "dtrain.remat.none.build"},
-    "compile": {"_target_": "dtrain.compile.none.build"},
-    "launcher": {
-        "_target_": "dtrain.launcher.local.Local",
-        "restarts": 0,
-        "silence": 15,
-        "wait": 60,
-        "address": None,
-        "here": None,
-    },
-}
-"""Config of the run in one process: nothing is split, recomputed or compiled."""
-
-
-SPLIT = (
-    "the split over ranks causes the difference. This happens if a model or objective uses its rank, or keeps sums "
-    "over its own rank's samples; if yours does neither, it is a bug in dtrain."
-)
-MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
-"""Messages of a rank that ran out of memory or was killed for it."""
+from dtrain.verb import verify_causes as causes
+from dtrain.verb import verify_runs
+from dtrain.verb.verify_runs import Failed, Refused, Runs
 
 
 def run(words: Sequence[str]) -> int:
@@ -99,12 +73,12 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     held_out = any(name in expect.HELD_OUT for name in expect.asked(config.expect))
     evaluation: dict[str, Any] = {"evaluate_every": last * held_out, "evaluate_samples": small.evaluate_samples}
-    quiet = _quiet(small, store.join(plan.out, "verify", "small"))
+    quiet = verify_runs.quiet(small, store.join(plan.out, "verify", "small"))
     small = replace(quiet, stop_after=last, others=(), **evaluation)
     here = expect.machine(detect())
     screen.say(f"expect     {last} steps on {small.world} rank(s), {here}")
     try:
-        _launch(small)
+        verify_runs.launch(small)
     except WordsError:
         raise
     except DtrainError as error:
@@ -140,101 +114,13 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
     return report
 
 
-class Failed(Exception):
-    """A run of the comparison failed. `name` describes the run, `cause` is its error."""
-
-    def __init__(self, name: str, cause: DtrainError) -> None:
-        super().__init__(name)
-        self.name, self.cause = name, cause
-
-
-class Runs:
-    """The runs of one comparison, each under its name in <out>/verify."""
-
-    def __init__(self, plan: Plan, config: Config) -> None:
-        self._plan, self.steps = plan, min(config.verify.steps, plan.steps)
-        self.stop = self.steps // 2
-        """The step after which the requested run is stopped and resumed; 0 if it has too few steps."""
-        self.micro = plan.batch.microbatch
-        self.parts: str | None = None
-        self.whole = plan.objective.get("together") or plan.batch.size
-        """Samples per forward in one process: the whole batch, unless the objective says how many belong together."""
-
-    def where(self, name: str) -> str:
-        return store.join(self._plan.out, "verify", name)
-
-    def asked(self, name: str, *, stops: bool) -> None:
-        plan = self._short(self._plan, name)
-        if stops:
-            self._launch(replace(plan, stop_after=self.stop), "the asked run")
-        self._launch(plan, f"the asked run, resumed after step {self.stop}," if stops else "the asked run")
-
-    def one(self) -> None:
-        """Run twice in one process, with the largest part of the batch that fits in memory."""
-        sizes = [size for size in range(self.whole, 0, -1) if self.whole % size == 0]
-        for size in sizes:
-            plan = self._short(_on_one(self._plan, size), "one")
-            part = max((each for each in range(1, size) if size % each == 0), default=None)
-            others = {self.where("again"): size} | ({self.where("parts"): part} if part else {})
-            self.parts = self.where("parts") if part else None
-            checkpoint = {**plan.checkpoint, "loop": plan.loop, "others": others}
-            try:
-                self.whole = size
-                self._launch(
-                    replace(plan, loop="dtrain.launcher.repeat.repeat", checkpoint=checkpoint), "the run on one process"
-                )
-                break
-            except Failed as failed:
-                if size == sizes[-1] or not MEMORY.search(str(failed.cause)):
-                    raise
-                screen.say(f"verify     {size} samples at once do not fit in the memory of one process")
-                for name in ("one", "again", "parts"):
-                    store.remove(self.where(name))
-
-    def split(self) -> None:
-        self._launch(
-            self._short(_on_one(self._plan, self.micro), "split"), "the run on one process with the asked microbatch"
-        )
-
-    def differ(self, here: str, there: str, compute: str, *, weights: bool = True) -> bool:
-        from dtrain.evaluation import parity
-
-        return (
-            parity.first_difference(parity.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
-        )
-
-    def order(self) -> str:
-        """Advice for GPUs, whose fast kernels may add in a different order each time."""
-        fast = self._plan.backend.get("kernels") == "fast"
-        return (
-            " Fast GPU kernels may not be either: type backend=nccl backend.kernels=deterministic, and verify again."
-            if fast
-            else ""
-        )
-
-    def _short(self, plan: Plan, name: str) -> Plan:
-        """The same run, stopped after a few steps; its ranks record the first step."""
-        plan = _quiet(plan, self.where(name))
-        recording = {
-            **plan.checkpoint,
-            "_target_": "dtrain.evaluation.record.recorded",
-            "kind": plan.checkpoint["_target_"],
-            "seed": plan.seed,
-        }
-        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=recording)
-
-    def _launch(self, plan: Plan, name: str) -> None:
-        try:
-            _launch(plan)
-        except WordsError:
-            raise
-        except DtrainError as error:
-            raise Failed(name, error) from error
-
-
 def _judge(runs: Runs) -> dict[str, Any]:
     """Run and compare: the rows, the first difference, and its likely cause."""
-    runs.asked("asked", stops=runs.stop > 0)
+    try:
+        runs.asked("asked", stops=runs.stop > 0)
+    except Refused as error:
+        runs.one()
+        return causes.refused(runs, error)
     runs.one()
     from dtrain.evaluation import parity  # with torch, which the ranks have loaded by now in processes of their own
 
@@ -243,104 +129,23 @@ def _judge(runs: Runs) -> dict[str, Any]:
     rows = parity.compare(asked, one, built["computed"], parts=runs.parts)
     noise = parity.compare(again, one, built["computed"])
     first, unstable = parity.first_difference(rows), parity.first_difference(noise)
+    call = parity.other_call(runs.where("calls"))
     record = parity.first(asked)
     drawn = record.drawn if record else []
     report = {
-        "same": first is None and unstable is None,
-        "first": first or unstable,
+        "same": first is None and unstable is None and call is None,
+        "first": first or unstable or (f"forward {call}" if call else None),
         "rows": parity.to_json(rows),
         "whole": runs.whole,
         "drawn": drawn,
     }
     if unstable:
-        culprit = "the samples of the dataset are"
-        if not parity.random_data(one):
-            culprit = "the model (or its loss, or the data) is"
-        sentence = f"two runs of one process differ from each other, {unstable}: {culprit} not deterministic."
-        report["kinds"] = [("deterministic", f"{sentence} The mesh is not to blame.{runs.order()}")]
+        report["kinds"] = [causes.unstable(runs, unstable, built["computed"])]
     elif first:
-        report["kinds"] = list(_kinds(runs, drawn, built["computed"]))
+        report["kinds"] = list(causes.kinds(runs, drawn, built["computed"]))
+    elif call:
+        report["kinds"] = [causes.counted(call)]
     return report | built
-
-
-def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str, str]]:
-    """(kind, sentence) for each cause of a difference from one process, as further runs show it."""
-    from dtrain.evaluation import parity
-
-    asked, one = runs.where("asked"), runs.where("one")
-    other = parity.other_sample(asked, one)
-    if other:
-        sentence = (
-            f"sample {other[0]} differs between rank {other[1]} and one process: the dataset depends on the number "
-            "of calls, on a random generator shared by the samples, or on its rank. A sample must depend on its "
-            "index alone. The mesh is not to blame."
-        )
-        yield "data", sentence
-        return
-    lost = False
-    if runs.stop:
-        runs.asked("straight", stops=False)
-        lost, asked = runs.differ(asked, runs.where("straight"), compute), runs.where("straight")
-    if not lost or runs.differ(asked, one, compute):
-        yield _split(runs, asked, drawn, compute)
-    if lost:
-        sentence = (
-            f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the "
-            "model, the objective or the data keeps state that is not in the checkpoint, such as a plain attribute "
-            "or its own random generator."
-        )
-        yield "resume", sentence
-
-
-def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[str, str]:
-    """Why a run without a stop differs from one process."""
-    if drawn:
-        return "random", (
-            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): every sample gets different ones on "
-            "another mesh. Set dropout to 0 to compare the rest."
-        )
-    if runs.micro == runs.whole:
-        return "mesh", f"one process sees as many samples in a forward: {SPLIT}"
-    runs.split()
-    small = f"one process with microbatch={runs.micro}"
-    if not runs.differ(asked, runs.where("split"), compute, weights=False):
-        return "microbatch", (
-            f"{small} gives the numbers of the requested run: they depend on which samples share a forward, as with "
-            "batch norm, a mean over a microbatch, or a forward that mixes the samples of its batch. The mesh is not "
-            "to blame."
-        )
-    if not runs.differ(runs.where("split"), runs.where("one"), compute, weights=False):
-        return "mesh", f"{small} gives the numbers of {runs.whole} at once: {SPLIT}"
-    both = "the numbers depend on which samples share a forward, and on the mesh"
-    return "both", f"{small} agrees with neither: {both}."
-
-
-def _quiet(plan: Plan, out: str) -> Plan:
-    """The same run under `out`, without output; its only checkpoint is the last. A fork takes the weights alone."""
-    checkpoint = {**plan.checkpoint, "every": 0}
-    return replace(
-        plan, out=out, resume="auto", init=plan.init or plan.fork, fork=None, evaluate_every=0, evaluate_samples=1,
-        checkpoint=checkpoint, loggers={}, hooks={},
-    )  # fmt: skip
-
-
-def _on_one(plan: Plan, micro: int) -> Plan:
-    """The same plan on one rank with `micro` samples per forward and every part that could change numbers off."""
-    return replace(
-        plan,
-        nodes=1,
-        devices=1,
-        mesh=MeshShape(),
-        pipeline=PipelineShape(),
-        tensor=dict.fromkeys(plan.tensor, "whole"),
-        batch=BatchShape(plan.batch.size, micro, 1, plan.batch.size // micro),
-        **PLAIN,
-    )
-
-
-def _launch(plan: Plan) -> None:
-    store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
-    build(plan.launcher).launch(plan)
 
 
 def _events(out: str) -> dict[str, Any]:

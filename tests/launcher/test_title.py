@@ -27,11 +27,16 @@ if not os.fork():
     print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode(), flush=True)
     os._exit(0)
 os.wait()
+from dtrain.launcher import process
+os.waitpid(process.fork(lambda: print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode(), flush=True), "dtrain-rank-0"), 0)
 """
     done = subprocess.run(
         ["python", "-c", LINE, *filter(None, [argument])], executable=sys.executable, input=code, text=True, capture_output=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2])}, timeout=60,
     )  # fmt: skip
     assert not done.stderr
-    assert done.stdout.splitlines()[-1] == LONG
-    assert sorted(done.stdout.splitlines()) == sorted(["dtrain-zygote 1 /tmp", LONG, "dtrain-job", LONG, LONG])
+    *lines, rank = done.stdout.splitlines()
+    assert lines[-1] == LONG and rank == LONG.replace("dtrain-server", "dtrain-rank-0"), (
+        "a fork with a name has its own"
+    )
+    assert sorted(lines) == sorted(["dtrain-zygote 1 /tmp", LONG, "dtrain-job", LONG, LONG])

@@ -23,12 +23,61 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     }  # fmt: skip
 
 
+class RMSNorm2d(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(2, 3))
+
+
+class NormalizedLinear(torch.nn.Module):
+    """A matrix and a child: no norm, whatever it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.norm = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.LayerNorm(3)
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.row = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1, 1, 4))
+        self.matrix, self.expert_bias = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(2, 3))
+
+
+class Small(torch.nn.Module):
+    """Features [B, 24] -> [B, 10]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = torch.nn.Linear(24, 12), torch.nn.LayerNorm([2, 6]), torch.nn.Linear(12, 10)
+        self.gate = torch.nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.gate * self.norm(self.up(x).view(-1, 2, 6)).flatten(1))
+        return out
+
+
+def test_decay_is_by_what_a_module_is_and_not_by_the_dims_of_a_parameter() -> None:
+    linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+    model = torch.nn.ModuleDict({
+        "norm of two dims": torch.nn.LayerNorm([2, 3]), "own norm": RMSNorm2d(), "no norm": NormalizedLinear(), "own": Gated(),
+        "one output": torch.nn.Linear(3, 1), "lstm": torch.nn.LSTM(1, 2), "attention": torch.nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        "depthwise": torch.nn.Conv2d(4, 4, 3, groups=4), "pointwise": torch.nn.Conv2d(1, 4, 1), "weight norm": linear,
+    })  # fmt: skip
+    optimizer = build(model=model, lr=0.1, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(p)] for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {
+        "no norm.matrix", "own.matrix", "one output.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0",
+        "attention.in_proj_weight", "attention.out_proj.weight", "depthwise.weight", "pointwise.weight",
+        "weight norm.parametrizations.weight.original1",
+    }  # fmt: skip
+
+
 def test_frozen_weights_are_left_out() -> None:
     model = torch.nn.Linear(3, 4)
     model.bias.requires_grad_(False)
-    assert [[p.shape for p in group["params"]] for group in groups(model.parameters(), weight_decay=0.1)] == [
-        [model.weight.shape]
-    ]
+    assert [[p.shape for p in group["params"]] for group in groups(model, weight_decay=0.1)] == [[model.weight.shape]]
 
 
 def test_the_update_is_the_published_one() -> None:

@@ -41,6 +41,11 @@ def test_the_last_layer_and_biases_are_left_to_adamw() -> None:
     assert sorted(tuple(p.shape) for group in adamw for p in group["params"]) == [(3,), (3, 5), (5,), (5,)]
 
 
+def test_a_norm_of_two_dims_is_no_matrix() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm([2, 3]), torch.nn.Linear(3, 2))
+    assert [tuple(each.shape) for each in hidden_matrices(model)] == [(3, 4)]
+
+
 def test_every_weight_is_in_exactly_one_group() -> None:
     model = small_gpt(tied=False)
     members = [id(p) for group in build(model=model, **ARGUMENTS).param_groups for p in group["params"]]
@@ -152,10 +157,10 @@ class Published:
         adamw_lr: float | None,
         **adamw: Any,
     ) -> None:
-        self.matrices = [weight for weight in weights.values() if weight.ndim == 2]
+        self.matrices = [weight for weight in weights.values() if weight.ndim == 2 and min(weight.shape) > 1]
         self.lr, self.momentum, self.decay = lr, momentum, weight_decay
         self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
-        rest = {name: weight for name, weight in weights.items() if weight.ndim != 2}
+        rest = {name: weight for name, weight in weights.items() if weight.ndim != 2 or min(weight.shape) == 1}
         betas = tuple(map(float, adamw.pop("betas")))
         self.rest = torch.optim.AdamW(
             by_decay(rest, weight_decay), lr=adamw_lr or lr, betas=betas, foreach=False, fused=False, **adamw

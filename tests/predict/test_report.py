@@ -45,6 +45,26 @@ def test_every_axis_that_is_used_has_its_row() -> None:
         assert any(text.startswith(f"{axis}  ") for text in table), axis
 
 
+def test_what_does_not_decay_is_counted() -> None:
+    """Of a formula, and of a model that is traced: a LayerNorm of two dims, a gate [1, 1] and two biases."""
+    own = plan(
+        *[
+            "model._target_=optim.test_adamw.Small",
+            "trust=[optim]",
+            "data=synthetic",
+            "objective=classification",
+            "data.inputs=[24]",
+        ]
+    )
+    told = {
+        name: dict(rows(each, predict(each, shapes_of(each)))).get("work", "")
+        for name, each in (("gpt", predicted()[0]), ("own", own))
+    }
+    assert f"({9 * 128 / 1000:.2f}k of them not decayed)" in told["gpt"], "two norms of each block, and the last"
+    assert f"({12 * 2 + 1 + 12 + 10} of them not decayed)" in told["own"]
+    assert "decayed" not in dict(rows(*predicted("optim.weight_decay=0")))["work"]
+
+
 def test_the_parts_of_the_time_are_the_time() -> None:
     _, prediction = predicted("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
     time = prediction.time

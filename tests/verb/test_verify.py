@@ -11,7 +11,7 @@ from verifying import verified
 
 from dtrain.cluster import Cluster
 from dtrain.resolve import resolve
-from dtrain.verb.verify import Runs
+from dtrain.verb.verify_runs import Runs
 
 GPT = ("model.layers=2", "model.width=32", "data=synthetic", "data.sequence=16", "verify.steps=3", "batch=8")
 TESTS = str(Path(__file__).parent.parent)

@@ -21,11 +21,12 @@ import numpy as np
 from torch import Tensor
 
 from dtrain.data import Batch, Indices, Loading
-from dtrain.data.collate import stack
-from dtrain.data.dataset import Dataset, Inputs, _converted, _pick
-from dtrain.data.shift import next_targets
+from dtrain.data.collate import Sizes, batch_of, fixed_of, stack
+from dtrain.data.dataset import Dataset
+from dtrain.data.samples import Inputs, converted, names, pick
 from dtrain.errors import PreflightError, WordsError, an, first_line
 from dtrain.storage import rowindex
+from dtrain.storage.rowfile import MASKS
 
 AHEAD = 4
 """Batches of a rank that are read ahead."""
@@ -78,6 +79,10 @@ class Streamed:
         self._make: Make = partial(_opened, stream) if path is None else partial(_files, path)
         self._keys = 0 if inputs is None else inputs, 1 if targets is None else targets
         self._shift, self._outputs, self._pad, self._length, self._collate = shift, outputs, pad, length, collate
+        self._masks = [] if pad is None else [name for name in names(self._keys[0]) if name in MASKS]
+        self._beside: str | None = None
+        self._fixed: set[str] | None = None
+        """The parts that are never padded to `length`, by the samples of the first step that is read."""
         self._kept = holdout_dataset
         self._like: dict[str, Any] = {
             "inputs": inputs,
@@ -146,7 +151,12 @@ class Streamed:
         return self._batch([self._chunk.samples[each] for each in (index % self._local).tolist()])
 
     def holdout(self) -> Dataset | None:
-        return None if self._kept is None else Dataset(self._kept, holdout=0, **self._like)
+        if self._kept is None:
+            return None
+        kept = Dataset(self._kept, holdout=0, **self._like)
+        if self._beside is not None:
+            kept.with_mask(self._beside)
+        return kept
 
     def state(self, step: int) -> list[Any]:
         """(a step up to `step`, the state of the stream before it), for `load`."""
@@ -180,15 +190,27 @@ class Streamed:
         for old in sorted(self._states)[1:-KNOWN]:
             del self._states[old]
 
+    def with_mask(self, name: str) -> None:
+        """Give an attention_mask of padded rows from now on, and `name` to an input that has none."""
+        self._beside = name if self._pad is not None else None
+
     def _batch(self, samples: list[Any]) -> Batch:
+        sizes: Sizes = {}
         if self._collate:
-            inputs, targets = _converted(_pick(self._collate(samples), self._keys, "data.collate: a batch"), "data:")
+            made = pick(self._collate(samples), self._keys, "data.collate: a batch")
+            inputs, targets = converted(made, "data:")
         else:
-            picked = [_pick(each, self._keys, "data.stream: a sample") for each in samples]
-            converted = [_converted(each, "data.stream: a sample:") for each in picked]
-            inputs, targets = stack(converted, pad=self._pad, length=self._length)
-        batch = {"inputs": inputs, "targets": targets}
-        return batch | {"targets": next_targets(batch)} if self._shift else batch
+            tensors = self._tensors(samples)
+            if self._length is not None and self._fixed is None:
+                self._fixed = fixed_of(*zip(*self._tensors(self._chunk.samples), strict=True))
+            inputs, targets, sizes = stack(
+                tensors, pad=self._pad, length=self._length, masks=self._masks, fixed=self._fixed
+            )
+        return batch_of(inputs, targets, sizes, shift=self._shift, beside=self._beside)
+
+    def _tensors(self, samples: list[Any]) -> list[tuple[Any, Any]]:
+        picked = [pick(each, self._keys, "data.stream: a sample", optional=self._masks) for each in samples]
+        return [converted(each, "data.stream: a sample:") for each in picked]
 
 
 class Reader:

@@ -35,10 +35,11 @@ class Rows(Dataset):
         packed: bool = False, bucket: int | None = None,
     ) -> None:  # fmt: skip
         urls = reader.found(path)
-        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
+        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets, "pad": pad})
         files = reader.opened(urls, columns)
-        named = columns[:-1] if inputs is None else inputs
-        table = Table(files, [named] if isinstance(named, str) else named, targets)
+        named = columns[:-1] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
+        masks = [name for name in named if name not in columns]
+        table = Table(files, [name for name in named if name in columns], targets, mapped=bool(masks))
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
         self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
@@ -46,7 +47,7 @@ class Rows(Dataset):
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
-            split=self._split_of(files, len(table)), where=table.where,
+            split=self._split_of(files, len(table)), where=table.where, masks=masks,
         )  # fmt: skip
 
     @property
@@ -136,11 +137,11 @@ class Rows(Dataset):
 
 class Table:
     """A map-style dataset of (input, target). Columns of one number each are one vector; several others are a
-    mapping.
+    mapping, and so is one alone if it is to be `mapped`.
     """
 
-    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None) -> None:
-        self._inputs, self._target, self._files = inputs, target, files
+    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None, mapped: bool = False) -> None:
+        self._inputs, self._target, self._files, self._mapped = inputs, target, files, mapped
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
         self.columns = [*dict.fromkeys([*inputs, *_one(target)])]
         """Inputs, then the target."""
@@ -207,7 +208,7 @@ class Table:
         numbers = [self._kinds[name] in ("whole", "fraction") for name in self._inputs]
         if all(numbers):
             return np.stack([columns[name] for name in self._inputs], 1).astype(np.float32), targets
-        if len(self._inputs) == 1:
+        if len(self._inputs) == 1 and not self._mapped:
             return columns[self._inputs[0]], targets
         return {name: columns[name] for name in self._inputs}, targets
 

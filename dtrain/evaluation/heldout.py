@@ -21,7 +21,7 @@ from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
 from dtrain.model.limits import limits_of
-from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.objective import Objective, Shapes, agreed, check_padded, chunk_asked, loss_of
 from dtrain.objective.figures import figures
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.optim.ema import EMA
@@ -106,6 +106,7 @@ def evaluate(
             idle = begin >= len(indices)
             mine = indices[:1] if idle else indices[begin : begin + microbatch]
             limits.check(batch := source.take(mine, np.zeros_like(mine)))
+            check_padded(objective, batch)
             if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
             batch = context.split(batch) if context else batch

@@ -27,6 +27,8 @@ EARLY = 1 << 26
 """Bytes of local files whose rows are all read before the launch."""
 STREAMS = 16
 """Files that are opened at once."""
+MASKS = ("attention_mask", "decoder_attention_mask")
+"""Inputs that the padder makes where files lack them."""
 PRINT = re.compile(r"rows-(\d+)-\w{32}")
 PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 
@@ -112,6 +114,9 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
     if not inputs:
         raise WordsError(f"data.path={url}: there is no input column beside {target}. Type data.inputs=<a column>.")
     named = [inputs] if isinstance(inputs, str) else inputs
+    if data.get("pad") is not None and {*MASKS} & {*named}:
+        there = reader.names(url)
+        named = [name for name in named if name not in MASKS or name in there]
     return [*dict.fromkeys([*named, *([] if target is None else [target])])]
 
 

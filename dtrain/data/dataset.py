@@ -72,18 +72,7 @@ class Dataset:
             )
         if workers < 0:
             raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
-        if collate is not None and not callable(collate):
-            raise WordsError(
-                f"data.collate: {an(collate)} cannot be called with a list of samples. Name a function, "
-                "or a class with __call__."
-            )
-        if transform is not None and not callable(transform):
-            raise WordsError(
-                f"data.transform: {an(transform)} cannot be called with (sample, generator). Name a "
-                "function, or a class with __call__."
-            )
-        if transform is not None:
-            check_call(transform)
+        _check_functions(collate, transform)
         keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
         named = [name for name in (*masks, *names(keys[0])) if name in MASKS]
         self._samples = Samples(
@@ -212,6 +201,22 @@ class Dataset:
     @cached_property
     def _processes(self) -> Workers:
         return Workers(self._samples.batch, self._workers)
+
+
+def _check_functions(collate: Any, transform: Any) -> None:
+    """Raises WordsError for what cannot be called, or not so."""
+    if collate is not None and not callable(collate):
+        raise WordsError(
+            f"data.collate: {an(collate)} cannot be called with a list of samples. Name a function, "
+            "or a class with __call__."
+        )
+    if transform is not None and not callable(transform):
+        raise WordsError(
+            f"data.transform: {an(transform)} cannot be called with (sample, generator). Name a "
+            "function, or a class with __call__."
+        )
+    if transform is not None:
+        check_call(transform)
 
 
 def _length(dataset: Any) -> int:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data import IGNORE
-from dtrain.data.dataset import Dataset, Transform
+from dtrain.data.dataset import Dataset
+from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
@@ -37,7 +38,8 @@ class Rows(Dataset):
         urls = reader.found(path)
         columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets, "pad": pad})
         files = reader.opened(urls, columns)
-        named = columns[:-1] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
+        named = [inputs] if isinstance(inputs, str) else inputs
+        named = columns[:-1] if named is None else named
         masks = [name for name in named if name not in columns]
         table = Table(files, [name for name in named if name in columns], targets, mapped=bool(masks))
         if not len(table):

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from dtrain.data.collate import MASK
 from dtrain.errors import WordsError, an
+
+MASK = "attention_mask"
 
 
 def mask_beside(model: nn.Module) -> str | None:

@@ -54,7 +54,20 @@ def tensors(part: Any, name: str) -> Any:
         raise WordsError(f"{name} has a number above 2**63 - 1, the largest of int64.")
     if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
+    if value.dtype == torch.float64 or (value.dtype == torch.float32 and not isinstance(part, Tensor | np.ndarray)):
+        _check_size(part, value, name)
     return value.float() if value.dtype in FLOATS else value
+
+
+def _check_size(part: Any, value: Tensor, name: str) -> None:
+    """Raises WordsError for a finite number, of the tensor `value` of a part, that fp32 makes infinite."""
+    infinite = value.float().isinf()
+    if infinite.any():
+        numbers = np.asarray(part, np.float64)[infinite.numpy()] if not isinstance(part, Tensor) else value[infinite]
+        if odd := [number for number in numbers.tolist() if math.isfinite(number)]:
+            raise WordsError(
+                f"{name} has {odd[0]}, which is too large for fp32 (up to {torch.finfo().max:.2g}). Scale it."
+            )
 
 
 def check_entries(inputs: Any, name: str, *, place: int = 0) -> None:

@@ -76,6 +76,7 @@ class Streamed:
                 "data=stream reads one stream. Type data.stream._target_=<a function that returns it>, or "
                 "data.path=<files>."
             )
+        self._path = path
         self._make: Make = partial(_opened, stream) if path is None else partial(_files, path)
         self._keys = 0 if inputs is None else inputs, 1 if targets is None else targets
         self._shift, self._outputs, self._pad, self._length, self._collate = shift, outputs, pad, length, collate
@@ -109,7 +110,8 @@ class Streamed:
         how = "from its own state" if self._reader and self._reader.has_state else "by reading again up to its position"
         return [
             "data: a stream has no index: dtrain does not shuffle it, and after a stop it continues, "
-            f"{how}, with {self._ranks} data-parallel rank(s) alone"
+            f"{how}, with {self._ranks} data-parallel rank(s) alone",
+            *_unread(self._path),
         ]
 
     @property
@@ -305,11 +307,12 @@ def _opened(stream: Any, shard: int, shards: int) -> Any:
 def _files(path: str | Sequence[str], shard: int, shards: int) -> Any:
     """The rows of every `shards`-th file."""
     urls = rowindex.found(path)
-    _enough(len(urls), shards, "data.path")
-    names = [name for name, ends in READERS.items() if urls[0].lower().endswith(ends)]
+    names = [name for name in READERS if urls[0].lower().endswith(_ends(name))]
     if not names:
         known = ", ".join(end for ends in READERS.values() for end in ends)
         raise PreflightError(f"data.path={urls[0]}: data=stream reads files whose names end in {known}.")
+    urls = [url for url in urls if url.lower().endswith(_ends(names[0]))]
+    _enough(len(urls), shards, "data.path")
     try:
         import datasets
     except ImportError:
@@ -320,6 +323,19 @@ def _files(path: str | Sequence[str], shard: int, shards: int) -> Any:
         return datasets.load_dataset(names[0], data_files=urls[shard::shards], split="train", streaming=True)
     except Exception as error:
         raise PreflightError(f"data.path={urls[0]}: datasets cannot stream it: {first_line(error)}") from None
+
+
+def _ends(builder: str) -> tuple[str, ...]:
+    """The ends of the names of files that a builder reads, packed ones too."""
+    return tuple(end + packed for end in READERS[builder] for packed in ("", ".gz", ".zst", ".bz2", ".xz"))
+
+
+def _unread(path: str | Sequence[str] | None) -> list[str]:
+    """A sentence about files that match a path and are not of the kind of the first one."""
+    urls = [] if path is None else rowindex.found(path)
+    builder = next((name for name in READERS if urls and urls[0].lower().endswith(_ends(name))), None)
+    others = [url for url in urls if builder and not url.lower().endswith(_ends(builder))]
+    return rowindex.unread(others)
 
 
 def _enough(count: int, shards: int, key: str) -> None:

@@ -20,7 +20,6 @@ SUFFIXES = {
     "parquet": (".parquet", ".pq"),
     "hf": (".arrow",),
 }
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 CACHED = 1 << 26
 """Bytes of the row groups that are kept: two of the windows in which they are shuffled."""
 EARLY = 1 << 26
@@ -49,10 +48,16 @@ class Reader:
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
+        return self.matched(path)[0]
+
+    def matched(self, path: str | Sequence[str]) -> tuple[list[str], list[str]]:
+        """The files of `data.path`, and a sentence about those that it matches and that are not read. Raises
+        StoreError.
+        """
         if self.format == "hf" and not self.text:
             folders = [path] if isinstance(path, str) else path
-            return [file for each in folders for file in arrowfile.shards(each, self.split)]
-        return rowindex.found(path, SUFFIXES[self.format])
+            return [file for each in folders for file in arrowfile.shards(each, self.split)], []
+        return rowindex.matched(path, SUFFIXES[self.format])
 
     def names(self, url: str) -> list[str]:
         """The columns of a file. Raises PreflightError."""
@@ -88,7 +93,7 @@ class Reader:
     def _form(self) -> linefile.Format:
         if self.format == "jsonl":
             return linefile.JsonLines()
-        return linefile.Separated(SEPARATORS[self.separator], numbers=not self.text)
+        return linefile.Separated(linefile.SEPARATORS[self.separator], numbers=not self.text)
 
 
 def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:

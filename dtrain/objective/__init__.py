@@ -83,7 +83,7 @@ class Masking(Objective, Protocol):
     batch.
     """
 
-    masks: Literal[True]
+    uses_target_mask: Literal[True]
 
 
 @runtime_checkable
@@ -104,7 +104,7 @@ def check_padded(objective: Objective, batch: Batch) -> None:
         raise WordsError(
             f"data.pad: the targets are floats, which cannot be marked as not counting, and {type(objective).__name__} "
             "does not read the target_mask of a batch. Return rows of one length, or type objective=regression; a "
-            "class of your own says masks = True if it leaves out what batch['target_mask'] [B, T] does not name."
+            "class of your own that leaves out what batch['target_mask'] [B, T] does not name says uses_target_mask = True."
         )
 
 

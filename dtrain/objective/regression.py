@@ -18,7 +18,7 @@ class Regression:
     """
 
     unit = "samples"
-    masks: Literal[True] = True
+    uses_target_mask: Literal[True] = True
 
     def __init__(self, losses: Mapping[str, float] | None = None, together: int | None = None) -> None:
         self._losses = losses or {}

@@ -52,7 +52,7 @@ class Shards:
     stems: Sequence[str] = field(repr=False)
     classes: Sequence[str] | int
     codes: Sequence[Sequence[int]] = field(repr=False)
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
     """A sentence about files that match the path and are not read."""
 
     @property

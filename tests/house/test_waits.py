@@ -51,7 +51,9 @@ def test_a_test_over_its_limit_fails_with_its_stacks_and_the_next_one_runs(tmp_p
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "conftest.py").write_text("import workers\n\nworkers.END_SECONDS = 1.0\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 2\n")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of the pytest around it
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }  # of the pytest around it
     path = os.pathsep.join(map(str, (ROOT / "tests", ROOT)))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "workers"], cwd=tmp_path, timeout=180,

@@ -26,7 +26,7 @@ from dtrain.storage import caching, rowfile, rowindex, store
 from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
 from dtrain.storage.rowindex import File, Indices
 
-VERSION = 2
+VERSION = 3
 EARLIER = (
     "data.path={}: this run began with an earlier dtrain, which read conversations in another way: its place is not in "
     "these samples. Type out=<another place> init=<this run> to train on with its weights."
@@ -193,6 +193,11 @@ def job_of(data: Mapping[str, Any], tokenizer: Described) -> tuple[Job, list[str
     train_on = "answers" if kind == "pairs" else data["train_on"]
     job = Job(tokenizer, reader, kind, columns, train_on, dict(data["template_args"]), data["date"])
     return job, urls
+
+
+def unread(data: Mapping[str, Any]) -> list[str]:
+    """A sentence about files that match data.path and are not read."""
+    return _reader(data).matched(data["path"])[1]
 
 
 def rows(data: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,7 @@
 
     messages        messages: [{role, content}, ...]
     conversations   conversations: [{from, value}, ...], as ShareGPT has them
-    instruction     instruction, input (optional), output
+    instruction     instruction, input (optional), output, history (optional: [[question, answer], ...] before it)
     prompt          prompt, completion
     pairs           chosen, rejected, prompt (optional)
 
@@ -21,7 +21,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("tools",)),
     "conversations": (("conversations",), ("system", "tools")),
     "pairs": (("chosen", "rejected"), ("prompt", "system", "tools")),
-    "instruction": (("instruction", "output"), ("input", "system")),
+    "instruction": (("instruction", "output"), ("input", "history", "system")),
     "prompt": (("prompt", "completion"), ("system", "tools")),
 }
 """Kind -> columns that a row has, and columns that it may have. The first kind that fits is taken."""
@@ -34,6 +34,10 @@ NAMES = {
 ANSWERS = "assistant"
 RESULTS = ("tool", "function", "ipython")
 """Roles of what a tool returns, which may be any value."""
+COUNTS = ("train", "weight", "loss_mask", "loss")
+"""Entries of a message that say whether it is to be learnt: 1 or true, 0 or false."""
+WHOLE = ("loss_mask", "loss_weight", "loss_weights")
+"""Columns of other tools that say what of a row counts, which is not read off columns here."""
 UNSEEN = ("image", "audio", "video", "file")
 """Types of parts of a content that are no text."""
 
@@ -63,6 +67,11 @@ def kind_of(names: Sequence[str], kind: str, renamed: Mapping[str, str], where: 
     if wrong := [name for name in renamed if not any(name in sum(each, ()) for each in KINDS.values())]:
         every = dict.fromkeys(name for each in KINDS.values() for name in sum(each, ()))
         raise WordsError(f"data.columns.{wrong[0]}: no row of a chat has such a column.{nearest(wrong[0], every)}")
+    if marks := [name for name in WHOLE if name in names and name not in renamed.values()]:
+        raise WordsError(
+            f"{where} has the column {marks[0]}, and what counts is read off each message: "
+            f"{{role: ..., content: ..., {COUNTS[0]}: 0}}. Write it there, or leave the column out."
+        )
     if kind != "auto":
         lacking = [each for name in KINDS[kind][0] if (each := renamed.get(name, name)) not in names]
         if lacking:
@@ -99,7 +108,7 @@ def conversations(kind: str, row: Mapping[str, Any], known: Sequence[str] = ROLE
     if kind == "instruction":
         asked = "\n\n".join(_text(row[name], name) for name in ("instruction", "input") if row.get(name))
         answer = {"role": ANSWERS, "content": _text(row["output"], "output")}
-        turn: list[Message] = [{"role": "user", "content": asked}, answer]
+        turn: list[Message] = [*_history(row.get("history")), {"role": "user", "content": asked}, answer]
         return [Conversation(_system(row, turn), tools)]
     if kind == "prompt":
         prompt = _system(row, _turn(row["prompt"], "user", known, "prompt"))
@@ -108,10 +117,10 @@ def conversations(kind: str, row: Mapping[str, Any], known: Sequence[str] = ROLE
 
 
 def wanted(message: Message, number: int) -> bool | None:
-    """Whether a message is to be learnt, by its `train` or `weight`; None if it does not say. Raises BadRow."""
+    """Whether a message is to be learnt, by one of COUNTS; None if it does not say. Raises BadRow."""
     if message.get("train_detail"):
         raise BadRow(f"message {number} has train_detail, and a message counts as a whole or not at all")
-    for name in ("train", "weight"):
+    for name in COUNTS:
         value = message.get(name)
         if value is None:
             continue
@@ -133,6 +142,19 @@ def _pair(row: Mapping[str, Any], known: Sequence[str], tools: Any) -> list[Conv
         prompt = _turn(row["prompt"], "user", known, "prompt")
     prompt = _system(row, prompt)
     return [_answered(prompt, each, tools, name) for name, each in zip(("chosen", "rejected"), both, strict=True)]
+
+
+def _history(value: Any) -> list[Message]:
+    """The turns before an instruction: pairs of a question and its answer. Raises BadRow."""
+    turns = _parsed(value) or []
+    if not isinstance(turns, list):
+        raise BadRow(f"history is {_said(turns)}, not a list of [question, answer]")
+    messages = list[Message]()
+    for number, pair in enumerate(turns, 1):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+            raise BadRow(f"turn {number} of history is {_said(pair)}, not [question, answer]")
+        messages += [{"role": "user", "content": pair[0]}, {"role": ANSWERS, "content": pair[1]}]
+    return messages
 
 
 def _answered(prompt: list[Message], answer: list[Message], tools: Any, name: str) -> Conversation:

@@ -12,9 +12,11 @@ from dtrain.data.order import Indices
 
 Loading = Literal["thread", "block", "step"]
 Batch = dict[str, Any]
-"""`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several)."""
+"""`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several). Where
+targets were padded also `target_mask` [B, T], bool: which of them a sample has; the others are -100, or NaN of floats.
+"""
 IGNORE = -100
-"""Integer targets with this value do not count."""
+"""Classes and tokens with this value do not count as targets."""
 
 
 class Source(Protocol):
@@ -83,6 +85,15 @@ class Noted(Protocol):
 
 
 @runtime_checkable
+class Padding(Protocol):
+    """A source that may pad rows, and knows where it did."""
+
+    def with_mask(self, name: str) -> None:
+        """Give the model an attention_mask from now on, if rows are padded; an input that has no name gets this one."""
+        ...
+
+
+@runtime_checkable
 class Asking(Protocol):
     """A source whose samples are read by other processes, of several batches at a time."""
 
@@ -117,6 +128,6 @@ def context_of(source: Source) -> int:
 
 
 __all__ = [
-    "IGNORE", "Asking", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Source", "Tensor",
-    "TextSource", "context_of",
+    "IGNORE", "Asking", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Padding", "Source",
+    "Tensor", "TextSource", "context_of",
 ]  # fmt: skip

@@ -68,12 +68,14 @@ class Chat:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence about pairs of which both answers are the same as far as they are read."""
-        alike = files.alike(self._files, self.sequence)[: self._rows]
+        """Sentences about files that are not read, and about pairs of which both answers are the same as far as they
+        are read.
+        """
+        unread, alike = files.unread(self._words), files.alike(self._files, self.sequence)[: self._rows]
         if not (count := int(np.count_nonzero(alike[self._usable]))):
-            return []
+            return unread
         pairs = f"{count} of {len(self._usable)} pairs have the same answer twice"
-        return [f"{pairs} within data.sequence={self.sequence} tokens: nothing is learnt from them"]
+        return [*unread, f"{pairs} within data.sequence={self.sequence} tokens: nothing is learnt from them"]
 
     def __len__(self) -> int:
         return len(self.part)
@@ -209,6 +211,10 @@ class PackedChat(Packed):
     def __init__(self, chat: Chat) -> None:
         super().__init__(chat, window=chat.sequence, pad=chat.fill, cache=chat.cache)
         self._chat, self.sequence = chat, chat.sequence
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self._chat.notes, *super().notes]
 
     def encode(self, text: str) -> list[int]:
         return self._chat.encode(text)

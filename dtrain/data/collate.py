@@ -1,13 +1,14 @@
 """Collates samples: numbers of any kind become tensors, and rows of different lengths are padded.
 
-    data.pad=0                              # shorter rows are padded: token 0, target -100, attention_mask 0
+    data.pad=0                              # shorter rows are padded: token 0, target -100 or NaN, attention_mask 0
     data.collate._target_=mypkg.collate     # a list of samples -> a batch with data.inputs and data.targets
 
-Padded positions do not count in the loss, so it does not depend on which rows share a batch.
+Padded positions do not count in the loss, so it does not depend on which rows share a batch. Masks follow from the
+lengths that rows had, never from a value: -100 may be a target of its own.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -16,16 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtrain.data import IGNORE
+from dtrain.data import IGNORE, Batch
+from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
 
 MASK = "attention_mask"
 ZERO = (MASK, "decoder_attention_mask", "token_type_ids", "position_ids")
 """Inputs that are padded with 0, not with the padding token."""
-EACH = {MASK: "input_ids", "decoder_attention_mask": "decoder_input_ids", "token_type_ids": "input_ids"}
+TOKENS = "input_ids"
+EACH = {MASK: TOKENS, "decoder_attention_mask": "decoder_input_ids", "token_type_ids": TOKENS}
 """Inputs that have an entry for each token, and the input that has the tokens."""
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 FLOATS = (torch.float64, torch.float16, torch.bfloat16)
+TARGETS = "targets"
+Sizes = Mapping[str, Tensor]
+"""The lengths of rows before they were padded, int64 [B]: `inputs` of the first input that has dims, `targets` of the
+targets, if they are padded; empty if nothing is.
+"""
 
 
 def tensors(part: Any, name: str) -> Any:
@@ -46,7 +54,20 @@ def tensors(part: Any, name: str) -> Any:
         raise WordsError(f"{name} has a number above 2**63 - 1, the largest of int64.")
     if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
+    if value.dtype == torch.float64 or (value.dtype == torch.float32 and not isinstance(part, Tensor | np.ndarray)):
+        _check_size(part, value, name)
     return value.float() if value.dtype in FLOATS else value
+
+
+def _check_size(part: Any, value: Tensor, name: str) -> None:
+    """Raises WordsError for a finite number, of the tensor `value` of a part, that fp32 makes infinite."""
+    infinite = value.float().isinf()
+    if infinite.any():
+        numbers = np.asarray(part, np.float64)[infinite.numpy()] if not isinstance(part, Tensor) else value[infinite]
+        if odd := [number for number in numbers.tolist() if math.isfinite(number)]:
+            raise WordsError(
+                f"{name} has {odd[0]}, which is too large for fp32 (up to {torch.finfo().max:.2g}). Scale it."
+            )
 
 
 def check_entries(inputs: Any, name: str, *, place: int = 0) -> None:
@@ -80,24 +101,70 @@ def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
 
 
 def stack(
-    samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False
-) -> tuple[Any, Any]:
-    """Stack samples of tensors into (inputs, targets) of a batch; with `pad`, rows are padded to `length` or to the
-    longest row.
+    samples: Sequence[tuple[Any, Any]],
+    *,
+    pad: float | None,
+    length: int | None,
+    masks: Sequence[str] = (),
+    fixed: Collection[str] | None = None,
+) -> tuple[Any, Any, Sizes]:
+    """Stack samples of tensors into (inputs, targets, sizes) of a batch; with `pad`, rows are padded to `length` or to
+    the longest row.
 
-    `masked`: the inputs need an attention_mask, which is created for samples without one. Raises WordsError if shapes
-    differ and cannot be padded.
+    `masks`: those of MASKS that are created for samples without them. `fixed`: the parts that are never padded, as
+    `fixed_of` names them; None: by these samples. Raises WordsError if shapes differ and cannot be padded.
     """
     inputs, targets = map(list, zip(*samples, strict=True))
     if pad is None:
-        return tree(_stacked, *inputs), tree(_stacked, *targets)
-    rows = [_rows(each) for each in inputs]
-    if masked:
-        inputs = [
-            each if MASK in each else {**each, MASK: torch.ones(row, dtype=torch.int64)}
-            for each, row in zip(inputs, rows, strict=True)
-        ]
-    return _padded(inputs, rows, length, pad), _padded(targets, rows, length, IGNORE)
+        return tree(_stacked, *inputs), tree(_stacked, *targets), {}
+    rows = [_row(each) for each in inputs]
+    inputs = [_with_masks(each, masks, row) for each, row in zip(inputs, rows, strict=True)]
+    fixed = fixed_of(inputs, targets) if fixed is None else fixed
+    sizes = {"inputs": torch.tensor(rows)}
+    if TARGETS not in fixed and isinstance(targets[0], Tensor) and targets[0].ndim:
+        sizes[TARGETS] = torch.tensor([len(each) for each in targets])
+    return _padded(inputs, length, pad, fixed), _padded(targets, length, IGNORE, fixed, TARGETS), sizes
+
+
+def fixed_of(inputs: Sequence[Any], targets: Sequence[Any]) -> set[str]:
+    """The names of parts that have one size in all of these samples while their rows do not have it."""
+    sizes, rows = dict[str, list[int]](), [_row(each) for each in inputs]
+    for part, name in ((inputs, ""), (targets, TARGETS)):
+        for sample in part:
+            for key, leaf in _leaves(sample, name):
+                if leaf.ndim:
+                    sizes.setdefault(key, []).append(len(leaf))
+    return {
+        name
+        for name, each in sizes.items()
+        if len({*each}) == 1 and each != rows and name.rpartition(".")[2] not in EACH
+    }
+
+
+def mask_of(sizes: Tensor, length: int) -> Tensor:
+    """[B, length] bool: where rows of these sizes [B] have an entry."""
+    return torch.arange(length) < sizes[:, None]
+
+
+def batch_of(inputs: Any, targets: Any, sizes: Sizes, *, shift: bool, beside: str | None) -> Batch:
+    """The batch of inputs and targets whose rows had these `sizes`, with the `target_mask` [B, T] of padded targets.
+    `shift`: the targets become the next tokens. `beside`: there is an attention_mask, and an input that has no name
+    gets this one.
+    """
+    batch = {"inputs": inputs if beside is None else _with_mask(inputs, sizes, beside), "targets": targets}
+    if shift:
+        return batch | {"targets": next_targets(batch)}
+    if TARGETS in sizes:
+        batch["target_mask"] = mask_of(sizes[TARGETS], targets.shape[1])
+    return batch
+
+
+def _with_mask(inputs: Any, sizes: Sizes, name: str) -> Any:
+    named = inputs if isinstance(inputs, Mapping) else {name: inputs}
+    rows = _first(named, 2)
+    if MASK in named or "inputs" not in sizes or rows is None:
+        return named
+    return {**named, MASK: mask_of(sizes["inputs"], rows.shape[1]).long()}
 
 
 def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
@@ -113,6 +180,7 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
                 "data.pad=<the padding token>."
             )
         value = 0 if name in ZERO else fill
+        value = math.nan if fill == IGNORE and first.dtype.kind == "f" else value
         parts = [
             np.pad(part, [(0, 0), (0, longest[0] - part.shape[1]), *[(0, 0)] * (part.ndim - 2)], constant_values=value)
             for part in parts
@@ -146,7 +214,10 @@ def _described(value: Any) -> str:
             "use ToTensor of torchvision."
         )
     if value is None:
-        return "None. Return a number, or -100 for a target that does not count."
+        return (
+            "None. Return a number; for a class or a token that does not count -100. objective=regression knows no "
+            "such number: leave the sample out, or what is missing at the end of a row with data.pad."
+        )
     if isinstance(value, np.ndarray | np.generic):
         return f"an array of the type {value.dtype}. Return an array of numbers, such as float32 or int64."
     if isinstance(value, list | tuple) and not value:
@@ -165,28 +236,57 @@ def _stacked(*rows: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def _rows(inputs: Any) -> int:
-    """The length of a sample's first input that is not a scalar."""
-    leaves = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
+def _row(inputs: Any) -> int:
+    """The length of a sample's row: of its tokens, or of its first input that is not a scalar."""
+    leaf = _first(inputs, 1)
+    return 0 if leaf is None else len(leaf)
 
 
-def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
-    """Stack one part of the samples; rows as long as the sample's first input are padded, to `length` if given."""
+def _first(inputs: Any, dims: int) -> Tensor | None:
+    """The tokens, or the first input with so many dims."""
+    if not isinstance(inputs, Mapping):
+        return inputs if isinstance(inputs, Tensor) and inputs.ndim >= dims else None
+    leaves = (inputs.get(TOKENS), *inputs.values())
+    return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim >= dims), None)
+
+
+def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a part of a sample, by name."""
+    if isinstance(part, Mapping):
+        for key, each in part.items():
+            yield from _leaves(each, f"{name}.{key}")
+    else:
+        yield name, part
+
+
+def _with_masks(inputs: Any, masks: Sequence[str], row: int) -> Any:
+    """The inputs of a sample with the masks that it lacks: ones for each token."""
+    lacking = [name for name in masks if name not in inputs]
+    sizes = {name: len(inputs[EACH[name]]) if EACH[name] in inputs else row for name in lacking}
+    ones = {name: torch.ones(size, dtype=torch.int64) for name, size in sizes.items()}
+    return {**inputs, **ones} if ones else inputs
+
+
+def _padded(column: Sequence[Any], length: int | None, fill: float, fixed: Collection[str], name: str = "") -> Any:
+    """Stack one part of the samples; rows that are not `fixed` are padded, to `length` if given."""
     if isinstance(column[0], Mapping):
         return {
-            key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]
+            key: _padded([each[key] for each in column], length, 0 if key in ZERO else fill, fixed, f"{name}.{key}")
+            for key in column[0]
         }
-    sizes = [len(each) if each.ndim else 0 for each in column]
-    if not column[0].ndim or (sizes != list(rows) and len(set(sizes)) == 1):
+    if not column[0].ndim or name in fixed:
         return _stacked(*column)
+    sizes = [len(each) for each in column]
     longest = max(sizes) if length is None else length
     if longest < max(sizes):
         raise WordsError(
             f"data.length={length}: a row has {max(sizes)} entries. Type data.length={max(sizes)}, or cut the rows."
         )
-    if fill == IGNORE and column[0].is_floating_point() and min(sizes) < longest:
-        raise WordsError(
-            "data.pad: the targets are floats, which cannot be marked as not counting. Return rows of one length."
-        )
+    if fill == IGNORE and any(each.is_floating_point() for each in column):
+        if name != TARGETS and min(sizes) < longest:
+            raise WordsError(
+                f"data.pad: {name} are floats, and of several targets floats cannot be marked as not counting. Return "
+                "rows of one length."
+            )
+        column, fill = [each.float() for each in column], math.nan
     return _stacked(*(F.pad(each, [*[0, 0] * (each.ndim - 1), 0, longest - len(each)], value=fill) for each in column))

@@ -5,8 +5,8 @@ data=csv data.path=table.csv data.targets=price
 
 from collections.abc import Sequence
 
-from dtrain.data.dataset import Transform
 from dtrain.data.rows import Pattern, Rows
+from dtrain.data.samples import Transform
 from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import Reader
 

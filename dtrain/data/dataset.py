@@ -5,13 +5,8 @@ is read, and a `transform(sample, generator)` is given one of its own.
 """
 
 import hashlib
-import inspect
-import random
-import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from functools import cached_property, partial
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -20,90 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import MASK, check_entries, check_some, joined, stack, tensors, tree
-from dtrain.data.order import _mix64
-from dtrain.data.shift import next_targets
+from dtrain.data.collate import TARGETS, Sizes, batch_of, check_entries, joined, tree
+from dtrain.data.samples import Inputs, Samples, Transform, check_call, converted, names, pick
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, an, first_line
-from dtrain.lifecycle import loaders
-
-Inputs = int | str | Sequence[str]
-Keys = tuple[Inputs, int | str]
-Transform = Callable[[Any, torch.Generator | None], Any]
-"""(sample, generator of its index and pass; None for a held-out sample) -> sample."""
-SINGLE = (Tensor, np.ndarray, int, float, str, bytes, type(None))
-"""Types of a sample that cannot hold an input and a target."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Reads samples of `dataset` by index, and makes batches of them."""
-
-    dataset: Any
-    keys: Keys
-    pad: float | None = None
-    length: int | None = None
-    collate: Callable[[list[Any]], Any] | None = None
-    transform: Transform | None = None
-    held: bool = False
-    """Whether its samples are held out, for which nothing is drawn."""
-    where: Callable[[int], str] = "sample {}".format
-    """The words for a sample in a message."""
-
-    def one(self, index: int, epoch: int) -> Any:
-        """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
-        loaders.note(index)
-        _seed(index, epoch)
-        try:
-            sample = self.dataset[index]
-        except IndexError as error:
-            size = len(self.dataset)
-            raise IndexError(
-                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
-                f"must have samples 0 to {size - 1} ({error})"
-            ) from error
-        if self.transform:
-            sample = self._transformed(self.transform, sample, index, epoch)
-        optional = MASK if self.pad is not None else None
-        return sample if self.collate else _pick(sample, self.keys, self._name(index), optional=optional)
-
-    def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any]:
-        """(inputs, targets), tensors or mappings of tensors."""
-        samples = [self.one(int(i), int(e)) for i, e in zip(index, epoch, strict=True)]
-        if self.collate:
-            return _converted(_pick(self.collate(samples), self.keys, "data.collate: a batch"), "data.collate:")
-        converted = [_converted(each, f"{self._name(int(i))}:") for i, each in zip(index, samples, strict=True)]
-        for i, (inputs, _) in zip(index, converted, strict=True):
-            check_entries(inputs, f"{self._name(int(i))}:")
-            if self.pad is not None:
-                check_some(inputs, self._name(int(i)))
-        masked = self.pad is not None and MASK in _names(self.keys[0])
-        try:
-            return stack(converted, pad=self.pad, length=self.length, masked=masked)
-        except WordsError as error:
-            if not self.transform:
-                raise
-            raise WordsError(str(error).replace("data.dataset:", "data.transform:", 1)) from error
-
-    def _name(self, index: int) -> str:
-        """A sample in a message: what the dataset gives, or what the transform makes of it."""
-        if self.transform:
-            return f"data.transform: what it returns for {self.where(index)}"
-        return f"data.dataset: {self.where(index)}"
-
-    def _transformed(self, transform: Transform, sample: Any, index: int, epoch: int) -> Any:
-        """Raises WordsError, with the sample and the place in the user's code, if the transform raises."""
-        try:
-            return transform(sample, None if self.held else generator(index, epoch))
-        except WordsError:
-            raise
-        except Exception as error:
-            code = traceback.extract_tb(error.__traceback__)[-1]
-            raise WordsError(
-                f"data.transform fails for {self.where(index)} ({type(error).__name__}: {first_line(error)}, in "
-                f"{code.filename}:{code.lineno}). It is called with (sample, generator) and returns a sample."
-            ) from error
+from dtrain.storage.rowfile import MASKS
 
 
 class Dataset:
@@ -136,6 +53,7 @@ class Dataset:
         split: Split | None = None,
         held: bool = False,
         where: Callable[[int], str] = "sample {}".format,
+        masks: Sequence[str] = (),
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
@@ -154,20 +72,13 @@ class Dataset:
             )
         if workers < 0:
             raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
-        if collate is not None and not callable(collate):
-            raise WordsError(
-                f"data.collate: {an(collate)} cannot be called with a list of samples. Name a function, "
-                "or a class with __call__."
-            )
-        if transform is not None and not callable(transform):
-            raise WordsError(
-                f"data.transform: {an(transform)} cannot be called with (sample, generator). Name a "
-                "function, or a class with __call__."
-            )
-        if transform is not None:
-            _check_call(transform)
+        _check_functions(collate, transform)
         keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
-        self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where)
+        named = [name for name in (*masks, *names(keys[0])) if name in MASKS]
+        self._samples = Samples(
+            dataset, keys, pad, length, collate, transform, held, where, [] if pad is None else [*dict.fromkeys(named)]
+        )
+        self._beside: str | None = None
         columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._split = split or Scattered.of(self._whole, holdout if holdout_dataset is None else 0)
@@ -214,35 +125,46 @@ class Dataset:
         return len(self._split)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
+        return self.sized(index, epoch)[0]
+
+    def sized(self, index: Indices, epoch: Indices) -> tuple[Batch, Sizes]:
+        """A batch, and the lengths of its rows where they were padded."""
         index = self.original(index)
         if self._batched:
-            whole = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
-            inputs, targets = _converted(whole, "data.dataset:")
+            whole = pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
+            inputs, targets = converted(whole, "data.dataset:")
             check_entries(inputs, "data.dataset:", place=1)
-        elif self._workers:
+            return self._batch(inputs, targets, {}), {}
+        if self._workers:
             return self._processes.ask(index, epoch, self._joined)()
-        else:
-            inputs, targets = self._samples.batch(index, epoch)
-        return self._batch(inputs, targets)
+        inputs, targets, sizes = self._samples.batch(index, epoch)
+        return self._batch(inputs, targets, sizes), sizes
 
     def ask(self, index: Indices, epoch: Indices) -> Callable[[], Batch] | None:
         """Have a batch read by the processes; None if there are none."""
         if not self._workers or self._batched:
             return None
-        return self._processes.ask(self.original(index), epoch, self._joined)
+        return self._processes.ask(self.original(index), epoch, lambda parts: self._joined(parts)[0])
 
-    def _joined(self, parts: Sequence[Any]) -> Batch:
+    def with_mask(self, name: str) -> None:
+        """Give an attention_mask of padded rows from now on, and `name` to an input that has none."""
+        self._beside = name if self._samples.pad is not None else None
+        if self._heldout is not None:
+            self._heldout.with_mask(name)
+
+    def _joined(self, parts: Sequence[Any]) -> tuple[Batch, Sizes]:
         """A batch of what several processes have read."""
-        columns = zip(*parts, strict=True)
-        inputs, targets = (
+        inputs, targets, sizes = (
             tree(torch.from_numpy, joined(column, fill))
-            for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
+            for column, fill in zip(zip(*parts, strict=True), (self._samples.pad, IGNORE, None), strict=True)
         )
-        return self._batch(inputs, targets)
+        longest = {part[1].shape[1:2] for part in parts if isinstance(part[1], np.ndarray)}
+        if not sizes and len(longest) > 1:  # of a collate function, which padded each part to a length of its own
+            sizes = {TARGETS: torch.tensor([part[1].shape[1] for part in parts for _ in part[1]])}
+        return self._batch(inputs, targets, sizes), sizes
 
-    def _batch(self, inputs: Any, targets: Any) -> Batch:
-        batch = {"inputs": inputs, "targets": targets}
-        return batch | {"targets": next_targets(batch)} if self._shift else batch
+    def _batch(self, inputs: Any, targets: Any, sizes: Sizes) -> Batch:
+        return batch_of(inputs, targets, sizes, shift=self._shift, beside=self._beside)
 
     def original(self, index: Indices) -> Indices:
         """Indices of these samples in the user's dataset."""
@@ -264,7 +186,7 @@ class Dataset:
         build = partial(
             Dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
             pad=samples.pad, length=samples.length, collate=samples.collate, transform=samples.transform,
-            workers=self._workers, columns=self._columns, held=True,
+            workers=self._workers, columns=self._columns, held=True, masks=samples.masks,
         )  # fmt: skip
         if self._kept is not None:
             return build(self._kept, split=Scattered.of(_length(self._kept), 0))
@@ -281,73 +203,20 @@ class Dataset:
         return Workers(self._samples.batch, self._workers)
 
 
-def _check_call(transform: Transform) -> None:
-    """Raises WordsError for a transform that does not take two arguments."""
-    try:
-        takes = inspect.signature(transform)
-    except (TypeError, ValueError):  # one that is not written in Python
-        return
-    try:
-        takes.bind(None, None)
-    except TypeError:
-        name = getattr(transform, "func", transform)
+def _check_functions(collate: Any, transform: Any) -> None:
+    """Raises WordsError for what cannot be called, or not so."""
+    if collate is not None and not callable(collate):
         raise WordsError(
-            f"data.transform: {getattr(name, '__qualname__', type(name).__name__)}{takes} cannot be called with "
-            "(sample, generator). Let it take both; a function of the sample alone ignores the second."
-        ) from None
-
-
-def _names(inputs: Inputs) -> Sequence[str]:
-    return [] if isinstance(inputs, int | str) else inputs
-
-
-def _pick(sample: Any, keys: Keys, name: str, *, optional: str | None = None) -> tuple[Any, Any]:
-    """(input, target) of a sample, or of a batch. Raises WordsError, with its `name`, for a missing key, unless it is
-    `optional`, and for a sample that is one array or row: its entries are no parts.
-    """
-    inputs, target = keys
-    if isinstance(sample, SINGLE) or (isinstance(sample, list) and keys == (0, 1) and _is_row(sample)):
-        kind = "None" if sample is None else f"one {type(sample).__name__}"
-        raise WordsError(
-            f"{name} is {kind}, without a target. Return (input, target); for rows of tokens return (row, row) and "
-            "type data.shift=true."
+            f"data.collate: {an(collate)} cannot be called with a list of samples. Name a function, "
+            "or a class with __call__."
         )
-    named = sample
-    if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int):
-        named = sample._asdict()
-    try:
-        if isinstance(inputs, int | str):
-            return named[inputs], named[target]
-        return {key: named[key] for key in inputs if key != optional or key in named}, named[target]
-    except (KeyError, IndexError, TypeError):
-        has = f"{len(sample)} parts" if isinstance(sample, Sequence) else type(sample).__name__
-        if isinstance(sample, Mapping):
-            has = ", ".join(map(str, sample))
+    if transform is not None and not callable(transform):
         raise WordsError(
-            f"{name} has {has}. data.inputs={keys[0]} and data.targets={keys[1]} must name two of these."
-        ) from None
-
-
-def _is_row(sample: list[Any]) -> bool:
-    """Whether it is a row, such as of tokens: more than a pair of numbers."""
-    return len(sample) > 2 and isinstance(sample[0], Number)
-
-
-def _converted(pair: tuple[Any, Any], where: str) -> tuple[Any, Any]:
-    """(input, target) as tensors."""
-    return tensors(pair[0], f"{where} the input"), tensors(pair[1], f"{where} the target")
-
-
-def generator(index: int, epoch: int) -> torch.Generator:
-    """The generator of a sample in a pass: the same on every mesh, in every process and after a restart."""
-    return torch.Generator().manual_seed(_mix64(_mix64(_mix64(index) ^ epoch)) >> 1)
-
-
-def _seed(index: int, epoch: int) -> None:
-    value = _mix64(_mix64(index) ^ epoch)
-    random.seed(value)
-    np.random.seed(value & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(value >> 1)
+            f"data.transform: {an(transform)} cannot be called with (sample, generator). Name a "
+            "function, or a class with __call__."
+        )
+    if transform is not None:
+        check_call(transform)
 
 
 def _length(dataset: Any) -> int:

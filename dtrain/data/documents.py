@@ -16,8 +16,7 @@ import numpy as np
 
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import PreflightError
-from dtrain.storage import rowindex, store
-from dtrain.storage.linefile import PACKED
+from dtrain.storage import plaintext, rowindex, store
 from dtrain.storage.rowfile import kinds, reader_of
 from dtrain.storage.rowindex import File
 from dtrain.tokenizer.pool import Document
@@ -30,12 +29,15 @@ AHEAD = 16
 
 @dataclass(frozen=True)
 class Documents:
-    """`count` documents; `states`: all that their text depends on, as JSON; `read(first)`: those from `first` on."""
+    """`count` documents; `states`: all that their text depends on, as JSON; `read(first)`: those from `first` on;
+    `unread`: a sentence about files that match the path and are not read.
+    """
 
     count: int
     kind: str
     states: Sequence[Any]
     read: Callable[[int], Iterator[Document]]
+    unread: Sequence[str] = ()
 
 
 def documents_of(path: str | Sequence[str], column: str | None, cache: Path) -> Documents:
@@ -43,34 +45,41 @@ def documents_of(path: str | Sequence[str], column: str | None, cache: Path) -> 
     PreflightError.
     """
     if column is None:
-        named = _files(path)
+        named, unread = _files(path)
         prints = [(name, state) for name, _, state in named]
-        return Documents(len(named), "file", prints, lambda first: _contents([url for _, url, _ in named[first:]]))
+        return Documents(
+            len(named), "file", prints, lambda first: _contents([url for _, url, _ in named[first:]]), unread
+        )
     reader = reader_of({"cache": str(cache)}, path, None)
-    files = reader.opened(reader.found(path), [column])
+    urls, unread = reader.matched(path)
+    files = reader.opened(urls, [column])
     kinds([file.facts for file in files], [column], text=True)
     count = sum(sum(file.facts["sizes"]) for file in files)
     states = [column, [file.facts["sha256"] for file in files]]
-    return Documents(count, "row", states, lambda first: _rows(files, column, first))
+    return Documents(count, "row", states, lambda first: _rows(files, column, first), unread)
 
 
-def _files(path: str | Sequence[str]) -> list[tuple[str, str, str]]:
-    """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name. Raises
-    StoreError if a path matches nothing.
+def _files(path: str | Sequence[str]) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """(name below the common folder, URL, fingerprint of size and time) of files, ordered by a digest of the name; and
+    a sentence about those that are passed over, as their names begin with a dot. Raises StoreError if a path matches
+    nothing.
     """
+    unread = list[str]()
     if path == "stdlib":
         root = sysconfig.get_paths()["stdlib"]
         skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
         skip |= {"encodings", "pydoc_data"}  # tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
-        urls = rowindex.found(path)
+        every = rowindex.found(path)
+        urls = [url for url in every if not url.rpartition("/")[2].startswith(".")] or every
+        unread = rowindex.unread([url for url in every if url not in {*urls}])
         root = os.path.commonpath(urls) if len(urls) > 1 else ""
     names = {url: url[len(root) :].lstrip("/") for url in urls}
     ordered = sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest())
     with ThreadPoolExecutor(AHEAD) as pool:
         prints = pool.map(store.fingerprint, ordered)
-        return [(names[url], url, state) for url, state in zip(ordered, prints, strict=True)]
+        return [(names[url], url, state) for url, state in zip(ordered, prints, strict=True)], unread
 
 
 def _contents(urls: Sequence[str]) -> Iterator[Document]:
@@ -85,9 +94,8 @@ def _contents(urls: Sequence[str]) -> Iterator[Document]:
                     return
                 url, text = coming.popleft()
                 data = text.result()
-                for magic, kind in PACKED.items():
-                    if data.startswith(magic):
-                        raise PreflightError(f"data.path={url} is packed with {kind}: that is no text. Unpack it.")
+                if wrong := plaintext.problem(data):
+                    raise PreflightError(f"data.path={url}{'' if wrong.startswith(':') else ' '}{wrong}")
                 yield Document(url, data)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -5,9 +5,9 @@ data=hf data.path=saved data.split=train data.inputs=input_ids data.targets=labe
 
 from collections.abc import Sequence
 
-from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
+from dtrain.data.samples import Transform
 from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import Reader
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Source
+from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Padding, Source
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, samples
@@ -73,6 +73,12 @@ class Joined:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
+    def with_mask(self, name: str) -> None:
+        """Have the sources that pad rows give an attention_mask from now on."""
+        for source in self.of.values():
+            if isinstance(source, Padding):
+                source.with_mask(name)
+
     def take(self, index: Indices, epoch: Indices) -> Batch:
         owner, sources = np.searchsorted(self.ends, index, side="right"), [*self.of.values()]
         begins = np.concatenate([[0], self.ends])
@@ -83,6 +89,8 @@ class Joined:
             places.append(here)
         if len(parts) == 1:
             return parts[0]
+        if any("target_mask" in part for part in parts):
+            parts = [{"target_mask": torch.ones(part["targets"].shape[:2], dtype=torch.bool), **part} for part in parts]
         back = np.argsort(np.concatenate(places))
         try:
             merged: Batch = tree(lambda *rows: _merged(rows, back), *parts)

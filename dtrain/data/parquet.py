@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dtrain.data.dataset import Transform
 from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows
+from dtrain.data.samples import Transform
 from dtrain.data.split import Blocks
 from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import Reader

@@ -21,11 +21,12 @@ import numpy as np
 from torch import Tensor
 
 from dtrain.data import Batch, Indices, Loading
-from dtrain.data.collate import stack
-from dtrain.data.dataset import Dataset, Inputs, _converted, _pick
-from dtrain.data.shift import next_targets
+from dtrain.data.collate import Sizes, batch_of, fixed_of, stack
+from dtrain.data.dataset import Dataset
+from dtrain.data.samples import Inputs, converted, names, pick
 from dtrain.errors import PreflightError, WordsError, an, first_line
 from dtrain.storage import rowindex
+from dtrain.storage.rowfile import MASKS
 
 AHEAD = 4
 """Batches of a rank that are read ahead."""
@@ -75,9 +76,14 @@ class Streamed:
                 "data=stream reads one stream. Type data.stream._target_=<a function that returns it>, or "
                 "data.path=<files>."
             )
+        self._path = path
         self._make: Make = partial(_opened, stream) if path is None else partial(_files, path)
         self._keys = 0 if inputs is None else inputs, 1 if targets is None else targets
         self._shift, self._outputs, self._pad, self._length, self._collate = shift, outputs, pad, length, collate
+        self._masks = [] if pad is None else [name for name in names(self._keys[0]) if name in MASKS]
+        self._beside: str | None = None
+        self._fixed: set[str] | None = None
+        """The parts that are never padded to `length`, by the samples of the first step that is read."""
         self._kept = holdout_dataset
         self._like: dict[str, Any] = {
             "inputs": inputs,
@@ -104,7 +110,8 @@ class Streamed:
         how = "from its own state" if self._reader and self._reader.has_state else "by reading again up to its position"
         return [
             "data: a stream has no index: dtrain does not shuffle it, and after a stop it continues, "
-            f"{how}, with {self._ranks} data-parallel rank(s) alone"
+            f"{how}, with {self._ranks} data-parallel rank(s) alone",
+            *_unread(self._path),
         ]
 
     @property
@@ -146,7 +153,12 @@ class Streamed:
         return self._batch([self._chunk.samples[each] for each in (index % self._local).tolist()])
 
     def holdout(self) -> Dataset | None:
-        return None if self._kept is None else Dataset(self._kept, holdout=0, **self._like)
+        if self._kept is None:
+            return None
+        kept = Dataset(self._kept, holdout=0, **self._like)
+        if self._beside is not None:
+            kept.with_mask(self._beside)
+        return kept
 
     def state(self, step: int) -> list[Any]:
         """(a step up to `step`, the state of the stream before it), for `load`."""
@@ -180,15 +192,27 @@ class Streamed:
         for old in sorted(self._states)[1:-KNOWN]:
             del self._states[old]
 
+    def with_mask(self, name: str) -> None:
+        """Give an attention_mask of padded rows from now on, and `name` to an input that has none."""
+        self._beside = name if self._pad is not None else None
+
     def _batch(self, samples: list[Any]) -> Batch:
+        sizes: Sizes = {}
         if self._collate:
-            inputs, targets = _converted(_pick(self._collate(samples), self._keys, "data.collate: a batch"), "data:")
+            made = pick(self._collate(samples), self._keys, "data.collate: a batch")
+            inputs, targets = converted(made, "data:")
         else:
-            picked = [_pick(each, self._keys, "data.stream: a sample") for each in samples]
-            converted = [_converted(each, "data.stream: a sample:") for each in picked]
-            inputs, targets = stack(converted, pad=self._pad, length=self._length)
-        batch = {"inputs": inputs, "targets": targets}
-        return batch | {"targets": next_targets(batch)} if self._shift else batch
+            tensors = self._tensors(samples)
+            if self._length is not None and self._fixed is None:
+                self._fixed = fixed_of(*zip(*self._tensors(self._chunk.samples), strict=True))
+            inputs, targets, sizes = stack(
+                tensors, pad=self._pad, length=self._length, masks=self._masks, fixed=self._fixed
+            )
+        return batch_of(inputs, targets, sizes, shift=self._shift, beside=self._beside)
+
+    def _tensors(self, samples: list[Any]) -> list[tuple[Any, Any]]:
+        picked = [pick(each, self._keys, "data.stream: a sample", optional=self._masks) for each in samples]
+        return [converted(each, "data.stream: a sample:") for each in picked]
 
 
 class Reader:
@@ -283,11 +307,12 @@ def _opened(stream: Any, shard: int, shards: int) -> Any:
 def _files(path: str | Sequence[str], shard: int, shards: int) -> Any:
     """The rows of every `shards`-th file."""
     urls = rowindex.found(path)
-    _enough(len(urls), shards, "data.path")
-    names = [name for name, ends in READERS.items() if urls[0].lower().endswith(ends)]
+    names = [name for name in READERS if urls[0].lower().endswith(_ends(name))]
     if not names:
         known = ", ".join(end for ends in READERS.values() for end in ends)
         raise PreflightError(f"data.path={urls[0]}: data=stream reads files whose names end in {known}.")
+    urls = [url for url in urls if url.lower().endswith(_ends(names[0]))]
+    _enough(len(urls), shards, "data.path")
     try:
         import datasets
     except ImportError:
@@ -298,6 +323,19 @@ def _files(path: str | Sequence[str], shard: int, shards: int) -> Any:
         return datasets.load_dataset(names[0], data_files=urls[shard::shards], split="train", streaming=True)
     except Exception as error:
         raise PreflightError(f"data.path={urls[0]}: datasets cannot stream it: {first_line(error)}") from None
+
+
+def _ends(builder: str) -> tuple[str, ...]:
+    """The ends of the names of files that a builder reads, packed ones too."""
+    return tuple(end + packed for end in READERS[builder] for packed in ("", ".gz", ".zst", ".bz2", ".xz"))
+
+
+def _unread(path: str | Sequence[str] | None) -> list[str]:
+    """A sentence about files that match a path and are not of the kind of the first one."""
+    urls = [] if path is None else rowindex.found(path)
+    builder = next((name for name in READERS if urls and urls[0].lower().endswith(_ends(name))), None)
+    others = [url for url in urls if builder and not url.lower().endswith(_ends(builder))]
+    return rowindex.unread(others)
 
 
 def _enough(count: int, shards: int, key: str) -> None:

@@ -3,22 +3,27 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data import IGNORE
-from dtrain.data.dataset import Dataset, Transform
+from dtrain.data.dataset import Dataset
+from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import rowfile, rowindex, rowlengths
+from dtrain.storage.linekinds import TYPES
 from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
 
 Pattern = str | Sequence[str]
+Form = Literal["auto", "column", "mapping"]
+EXACT = 1 << 24
+"""Whole numbers up to this one are all different in fp32."""
 
 
 class Rows(Dataset):
@@ -34,11 +39,15 @@ class Rows(Dataset):
         transform: Transform | None = None, split: Callable[[Sequence[File], int], Split] | None = None,
         packed: bool = False, bucket: int | None = None,
     ) -> None:  # fmt: skip
-        urls = reader.found(path)
-        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets})
+        urls, self._unread = reader.matched(path)
+        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets, "pad": pad})
         files = reader.opened(urls, columns)
-        named = columns[:-1] if inputs is None else inputs
-        table = Table(files, [named] if isinstance(named, str) else named, targets)
+        named = [inputs] if isinstance(inputs, str) else inputs
+        named = columns[:-1] if named is None else named
+        masks = [name for name in named if name not in columns]
+        form: Form = "mapping" if masks else "auto"
+        form = "column" if isinstance(inputs, str) else form
+        table = Table(files, [name for name in named if name in columns], targets, form)
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
         self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
@@ -46,12 +55,23 @@ class Rows(Dataset):
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
-            split=self._split_of(files, len(table)), where=table.where,
+            split=self._split_of(files, len(table)), where=table.where, masks=masks,
         )  # fmt: skip
 
     @property
     def fingerprint(self) -> str:
         return rowfile.fingerprint(self._files, self._seen)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what is read otherwise than one may think."""
+        sentences = [*self._unread]
+        if rounded := self._table.rounded:
+            sentences.append(
+                f"data: {rounded}, and beside fractions whole numbers become fp32, which has all of them up to "
+                f"{EXACT}. If it is an id, name it alone: data.inputs=<the column>"
+            )
+        return sentences
 
     @property
     def part(self) -> Split:
@@ -135,12 +155,13 @@ class Rows(Dataset):
 
 
 class Table:
-    """A map-style dataset of (input, target). Columns of one number each are one vector; several others are a
-    mapping.
+    """A map-style dataset of (input, target). Columns of one number each are one vector, of int64 if all of them are
+    whole, else of fp32; several others are a mapping. `form`: a `column` that was named alone is the input itself, but
+    a fraction stays a vector of one; several are a `mapping`.
     """
 
-    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None) -> None:
-        self._inputs, self._target, self._files = inputs, target, files
+    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None, form: Form = "auto") -> None:
+        self._inputs, self._target, self._files, self._form = inputs, target, files, form
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
         self.columns = [*dict.fromkeys([*inputs, *_one(target)])]
         """Inputs, then the target."""
@@ -162,9 +183,26 @@ class Table:
         self.classes = _classes(facts, target) if target and self._kinds[target] == "whole" else None
 
     @property
+    def rounded(self) -> str:
+        """The column of whole numbers that fractions beside it make fp32, and its largest, if that does not hold it."""
+        if {self._kinds[name] for name in self._inputs} != TYPES.keys():
+            return ""
+        most = {
+            name: max(max(abs(each[edge].get(name, 0)) for edge in ("smallest", "largest")) for each in self._facts)
+            for name in self._inputs
+            if self._kinds[name] == "whole"
+        }
+        return next((f"column {name} has {number}" for name, number in most.items() if number > EXACT), "")
+
+    @property
     def unknown(self) -> str:
         """Why the number of classes is not known, and what to type."""
         name, least = self._target, min((each["smallest"].get(str(self._target), 0) for each in self._facts), default=0)
+        if self._kinds[str(name)].startswith("list"):
+            return (
+                f"column {name} has lists: a class is one whole number, such as 2 for the one-hot [0, 0, 1]. If each "
+                "of their numbers is a class, type data.outputs=<number of classes>."
+            )
         if least == IGNORE:
             return f"column {name} has {IGNORE}, a target that does not count. Type data.outputs=<number of classes>."
         if least < 0:
@@ -204,10 +242,11 @@ class Table:
     def _sample(self, index: Indices) -> tuple[Any, Any]:
         columns = self._read(index)
         targets = columns[self._target] if self._target else np.full(len(index), IGNORE)
-        numbers = [self._kinds[name] in ("whole", "fraction") for name in self._inputs]
-        if all(numbers):
-            return np.stack([columns[name] for name in self._inputs], 1).astype(np.float32), targets
-        if len(self._inputs) == 1:
+        kinds = {self._kinds[name] for name in self._inputs}
+        if kinds <= TYPES.keys() and not (self._form == "column" and kinds == {"whole"}):
+            rows = np.stack([columns[name] for name in self._inputs], 1)
+            return rows.astype(np.int64 if kinds == {"whole"} else np.float32, copy=False), targets
+        if len(self._inputs) == 1 and self._form != "mapping":
             return columns[self._inputs[0]], targets
         return {name: columns[name] for name in self._inputs}, targets
 

@@ -49,16 +49,21 @@ class Text(Corpus):
     def _encoded(self) -> "Encoded":
         return encoded(self._path, self._tokenizer, self.cache, self._column)
 
+    @property
+    def notes(self) -> list[str]:
+        """A sentence about files that are not read."""
+        return [*self._encoded.unread]
+
     @cached_property
     def _windows(self) -> Windows:
-        tokens, _, digest = self._encoded
+        tokens, _, digest, _ = self._encoded
         train, kept = split([tokens], self._part)
         return Windows(train, self.sequence, self._vocab, f"{digest}-{self.sequence}-{self._part}", kept)
 
     @cached_property
     def rows(self) -> Documents:
         """Its documents; what separates them is at the begin of the next one."""
-        tokens, ends, digest = self._encoded
+        tokens, ends, digest, _ = self._encoded
         return Documents([(tokens, ends)], (), self._part, self._vocab, f"documents-{digest}-{self._part}")
 
     @property
@@ -81,6 +86,10 @@ class PackedText(Packed):
         super().__init__(text.rows, window=text.sequence, pad=None, cache=text.cache)
         self._text, self.sequence = text, text.sequence
 
+    @property
+    def notes(self) -> list[str]:
+        return [*self._text.notes, *super().notes]
+
     def encode(self, text: str) -> list[int]:
         return self._text.encode(text)
 
@@ -98,11 +107,12 @@ def build(
 
 
 class Encoded(NamedTuple):
-    """`ends`: of each document. `digest`: SHA-256 of the tokens."""
+    """`ends`: of each document. `digest`: SHA-256 of the tokens. `unread`: a sentence about files that are left out."""
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
     digest: str
+    unread: Sequence[str]
 
 
 def encoded(path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column: str | None = None) -> Encoded:
@@ -125,7 +135,8 @@ def encoded(path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
                 raise PreflightError(f"data.path={path}: there is no text in {known['documents']} {documents.kind}(s).")
-        return Encoded(np.memmap(tokens, kind, "r"), np.memmap(ends, np.int64, "r"), str(known["sha256"]))
+        made = np.memmap(tokens, kind, "r"), np.memmap(ends, np.int64, "r")
+        return Encoded(*made, str(known["sha256"]), documents.unread)
     except OSError as error:
         raise StoreError.during("keep the encoded text in", str(cache), error.strerror or error) from error
 

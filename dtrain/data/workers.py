@@ -28,7 +28,7 @@ from dtrain.lifecycle import loaders, signals
 T = TypeVar("T")
 DEATH_SECONDS = 1.0
 """How long to wait for the exit code of a process that does not answer."""
-Read = Callable[[Indices, Indices], tuple[Any, Any]]
+Read = Callable[[Indices, Indices], tuple[Any, ...]]
 
 
 class Answer(Generic[T]):

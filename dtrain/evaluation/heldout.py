@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from dtrain import compile
-from dtrain.data import Source
+from dtrain.data import Batch, Source
 from dtrain.data.stream import to_device
 from dtrain.errors import about_data
 from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
-from dtrain.model.limits import limits_of
-from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.model.limits import Limits, limits_of
+from dtrain.objective import Objective, Shapes, agreed, check_padded, chunk_asked, loss_of
 from dtrain.objective.figures import figures
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.optim.ema import EMA
@@ -105,7 +105,7 @@ def evaluate(
             begin = start + mesh.data_rank * microbatch
             idle = begin >= len(indices)
             mine = indices[:1] if idle else indices[begin : begin + microbatch]
-            limits.check(batch := source.take(mine, np.zeros_like(mine)))
+            batch = _taken(source, mine, limits, objective)
             if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
             batch = context.split(batch) if context else batch
@@ -132,6 +132,14 @@ def evaluate(
     _warn(whole, tell)
     known = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
     return {f"eval_{name}": value for name, value in (known | (metrics.figures() if metrics else {})).items()}
+
+
+def _taken(source: Source, index: np.ndarray[Any, Any], limits: Limits, objective: Objective) -> Batch:
+    """Samples that the model and the objective can take. Raises WordsError."""
+    batch = source.take(index, np.zeros_like(index))
+    limits.check(batch)
+    check_padded(objective, batch)
+    return batch
 
 
 def _warn(count: float, tell: Callable[[str], None]) -> None:

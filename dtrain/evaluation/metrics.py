@@ -47,7 +47,7 @@ class Metrics:
         """Add a batch; without `counts` it is there for the other ranks alone."""
         if not self._metrics:
             return
-        scores, targets = self._paired(answer(outputs).detach(), batch["targets"])
+        scores, targets = self._paired(answer(outputs).detach(), batch)
         if not counts:
             scores, targets = scores[:0], targets[:0]
         for name, metric in self._metrics.items():
@@ -98,10 +98,15 @@ class Metrics:
             for each in value:
                 _number(f"the value of {name}", each)
 
-    def _paired(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [N, classes] and the targets [N] that count; both as the targets are, if these are no classes."""
+    def _paired(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Scores [N, classes] and the targets [N] that count; both as the targets are, if these are no classes, or
+        those of rows that were padded, one after the other.
+        """
+        targets = batch["targets"]
         if self._task not in LABELS:
-            return outputs.view_as(targets) if outputs.numel() == targets.numel() else outputs, targets
+            outputs = outputs.view_as(targets) if outputs.numel() == targets.numel() else outputs
+            mask = batch.get("target_mask")
+            return (outputs, targets) if mask is None else (outputs[mask], targets[mask])
         scores = outputs if self._task != "classification" else outputs.movedim(1, -1)
         counts = targets != IGNORE
         return scores[counts], targets[counts].long()

@@ -18,6 +18,7 @@ from dtrain import compile
 from dtrain.build import build
 from dtrain.config.facts import about
 from dtrain.data import IGNORE, Batch, Growing, Indices, Source
+from dtrain.data.collate import Sizes
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source, to_device
 from dtrain.data.windows import whole
@@ -52,6 +53,7 @@ def predict(plan: Plan) -> Result:
         task, names = about(plan.objective).get("task"), getattr(parts.source, "class_names", None)
         if task != "classification" and asked["scores"] != "none":
             raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
+        each = task == "regression" and "target_mask" in parts.source.take(index[:1], index[:1] * 0)
         facts = {
             "checkpoint": place(commit["url"]), "data": source.fingerprint, "rows": len(index),
             **{name: asked[name] for name in ("scores", "part", "batch")},
@@ -65,8 +67,9 @@ def predict(plan: Plan) -> Result:
         with evaluating(parts.forward):
             while number < count and not stop.requested(number, mesh):
                 mine = slice(number * per, (number + 1) * per)
-                answers = _answers(parts, source, index[mine], asked["batch"], task)
-                columns = {"row": rows[mine].tolist(), **columns_of(answers, task, names, asked["scores"])}
+                answers = _answers(parts, source, index[mine], asked["batch"], task, each)
+                told = ragged(answers) if each else columns_of(answers, task, names, asked["scores"])
+                columns = {"row": rows[mine].tolist(), **told}
                 mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
                 number += 1
                 stop.done()
@@ -95,12 +98,19 @@ def columns_of(answers: Tensor, task: str | None, names: list[str] | None, score
     return columns
 
 
+def ragged(answers: Tensor) -> dict[str, list[Any]]:
+    """The column of `answers` [N, 1 + K]: how many a row has, and these with what padding was given."""
+    return {"prediction": [row[1 : 1 + int(row[0])].tolist() for row in answers]}
+
+
 def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
     """The rows to predict: the held-out ones of then, or all of other data."""
     if parts.plan.predict["data"]:
         task = about(parts.plan.objective).get("task")
         with about_data("predict.data"):
-            return whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
+            return parts.masked(
+                whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
+            )
     stream = commit["facts"].get("stream")
     if stream and isinstance(parts.source, Growing):
         parts.source.as_of(stream["fingerprint"])
@@ -134,15 +144,21 @@ def _told(parts: Parts, act: Callable[[], Any]) -> Any:
     return done
 
 
-def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str | None) -> Tensor:
-    """The answers [N, K] to these samples in fp32 on the CPU, on every rank."""
+def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str | None, each: bool) -> Tensor:
+    """The answers [N, K] to these samples in fp32 on the CPU, on every rank. `each`: as `ragged` takes them, one for
+    each entry of a row that was padded.
+    """
     mesh, mine = parts.mesh, list[Tensor]()
     forwards, limits = -(-len(index) // batch), limits_of(parts.model)
     for first in range(0, forwards, mesh.data_ranks):
         number = first + mesh.data_rank
         idle = number >= forwards
         taken = index[:batch] if idle else index[number * batch : (number + 1) * batch]
-        rows = source.take(taken, np.zeros_like(taken))
+        sizes: Sizes = {}
+        if isinstance(source, Dataset):
+            rows, sizes = source.sized(taken, np.zeros_like(taken))
+        else:
+            rows = source.take(taken, np.zeros_like(taken))
         limits.check(rows)
         given = to_device(rows, mesh.device)
         compile.begin()
@@ -154,10 +170,27 @@ def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str
                 _refuse_other(given, parts)
                 raise
         answers = _of_rows(outputs, given, task)
+        if each:
+            answers = _counted(answers, outputs, sizes)
         mine.append(answers[:0] if idle else answers)
-    whole = [list(rows.cpu().split(batch)) for rows in gathered(torch.cat(mine), mesh)]
+    whole = [list(rows.cpu().split(batch)) for rows in gathered(torch.cat(_even(mine)), mesh)]
     ordered = [whole[number % mesh.data_ranks].pop(0) for number in range(forwards)]
-    return torch.cat(ordered)
+    return torch.cat(_even(ordered))
+
+
+def _counted(answers: Tensor, outputs: Tensor, sizes: Sizes) -> Tensor:
+    """Flat answers [B, K] behind the number that are of entries of their row, of `outputs` [B, T, ...]."""
+    lengths = sizes.get("targets", sizes.get("inputs"))
+    if lengths is None:
+        lengths = torch.full((len(answers),), outputs.shape[1])
+    counts = lengths * (answers.shape[1] // outputs.shape[1])
+    return torch.cat([counts[:, None].to(answers), answers], 1)
+
+
+def _even(parts: list[Tensor]) -> list[Tensor]:
+    """Answers of forwards whose rows were padded to different lengths."""
+    widest = max(part.shape[1] for part in parts)
+    return [F.pad(part, (0, widest - part.shape[1])) for part in parts]
 
 
 def _refuse_other(given: Batch, parts: Parts) -> None:

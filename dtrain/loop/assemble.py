@@ -12,7 +12,7 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about
-from dtrain.data import Growing, Source
+from dtrain.data import Batch, Growing, Padding, Source
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
 from dtrain.errors import WordsError, about_data
@@ -20,10 +20,11 @@ from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
 from dtrain.model import blocks, caveats, construct
+from dtrain.model.attention import check_padding, mask_beside
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective, chunk_asked, prepared
+from dtrain.objective import Objective, check_padded, chunk_asked, prepared
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.optim.step import check_step
@@ -57,6 +58,8 @@ class Parts:
     forward: nn.Module
     reference: Reference | None = None
     """The frozen model that the objective compares with."""
+    beside: str | None = None
+    """The input beside which the model takes an attention_mask of padded rows; None if it needs none."""
 
     def begin(self, checkpoint: Checkpoint, state: TrainState, *, resumed: bool = False) -> None:
         """Call once `state` has the weights that the run begins with, or `resumed` those of a later step of it; all
@@ -81,10 +84,16 @@ class Parts:
         held = {} if self.heldout is None else {"": self.heldout}
         return held | {name: self._set(name, part) for name, part in self.plan.evaluate_sets.items()}
 
+    def masked(self, source: Source) -> Source:
+        """A source of other samples, which gives the model the mask that it needs."""
+        if self.beside is not None and isinstance(source, Padding):
+            source.with_mask(self.beside)
+        return source
+
     def _set(self, name: str, part: Part) -> Source:
         """A further set. Raises WordsError if it has classes that the model lacks."""
         with about_data(f"evaluate.sets.{name}"):
-            source = whole(as_source(build(part)))
+            source = self.masked(whole(as_source(build(part))))
             if about(self.plan.objective).get("task") != "classification" or "outputs" not in self.plan.model:
                 return source
             stated, found = self.plan.model["outputs"], source.facts.get("outputs")
@@ -129,6 +138,8 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
         raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
+    check_padding(model, plan.data.get("pad"))
+    beside = mask_beside(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     forward = parallelize(
@@ -140,9 +151,12 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     reference = None
     if judged:
         reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
-    return Parts(
-        plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference
-    )
+    parts = Parts(
+        plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference,
+        beside,
+    )  # fmt: skip
+    parts.masked(source)
+    return parts
 
 
 def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:
@@ -168,10 +182,15 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     schedule: Schedule = build(plan.schedule, Schedule, steps=plan.steps)
     seed = derive(plan.seed, "data")
     end = plan.last_step * plan.batch.size
+    limits = limits_of(model)
+
+    def check(batch: Batch) -> None:
+        limits.check(batch)
+        check_padded(parts.objective, batch)
+
     stream = Stream(
-        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end,
-        check=limits_of(model).check,
-    )  # fmt: skip
+        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end, check=check
+    )
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,
         precision=parts.precision, seed=plan.seed, context=parts.context, reference=parts.reference,

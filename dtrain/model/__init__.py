@@ -315,7 +315,8 @@ def _module(model: Any) -> nn.Module:
 def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
     """Compare a word's arguments with the data. Raises WordsError."""
     takes, kind = about(part).get("takes"), facts.get("kind", "")
-    if takes in ("image", "features") and kind and not kind.startswith("float"):
+    numbers = ("float", "int64") if takes == "features" else ("float",)
+    if takes in ("image", "features") and kind and not kind.startswith(numbers):
         raise WordsError(
             f"data: the inputs are {kind}, and the model takes fractions. In files write 1.0 for 1; from a dataset "
             "return float32, such as image / 255 of bytes."

@@ -17,7 +17,7 @@ class Hidden(nn.Linear):
 
 
 class MLP(nn.Module):
-    """Samples [B, *inputs] -> outputs [B, outputs]. `layers` hidden layers of `width`."""
+    """Samples [B, *inputs], of any numbers -> outputs [B, outputs]. `layers` hidden layers of `width`."""
 
     pipeline = ("layers", "head")
 
@@ -28,7 +28,8 @@ class MLP(nn.Module):
         self.head = nn.Linear(sizes[-2], sizes[-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
+        x = x.flatten(1) if x.ndim > 1 else x[:, None]
+        x = x if x.is_floating_point() else x.float()
         for layer in self.layers:
             x = layer(x)
         out: Tensor = self.head(x)

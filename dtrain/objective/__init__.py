@@ -7,7 +7,7 @@ A mean of means is wrong as soon as two microbatches have different counts
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +78,15 @@ class Chunked(Objective, Protocol):
 
 
 @runtime_checkable
+class Masking(Objective, Protocol):
+    """An objective that leaves padded targets of any type out, in its count and its loss, by the `target_mask` of a
+    batch.
+    """
+
+    uses_target_mask: Literal[True]
+
+
+@runtime_checkable
 class Preparing(Objective, Protocol):
     """An objective that changes the samples, as their index and pass say."""
 
@@ -87,6 +96,16 @@ class Preparing(Objective, Protocol):
 def prepared(objective: Objective, source: Source, seed: int) -> Source:
     """The samples as the objective takes them. Raises WordsError if it cannot take them."""
     return objective.prepared(source, seed=seed) if isinstance(objective, Preparing) else source
+
+
+def check_padded(objective: Objective, batch: Batch) -> None:
+    """Raises WordsError for targets that were padded and are floats, if the objective would take padding for them."""
+    if "target_mask" in batch and batch["targets"].is_floating_point() and not isinstance(objective, Masking):
+        raise WordsError(
+            f"data.pad: the targets are floats, which cannot be marked as not counting, and {type(objective).__name__} "
+            "does not read the target_mask of a batch. Return rows of one length, or type objective=regression; a "
+            "class of your own that leaves out what batch['target_mask'] [B, T] does not name says uses_target_mask = True."
+        )
 
 
 def chunk_asked(objective: Objective) -> int | str:
@@ -169,6 +188,11 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
     `losses` and would be dropped.
     """
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if isinstance(logits, Tensor) and logits.is_complex():
+        raise WordsError(
+            f"model: it returns complex numbers ({str(logits.dtype).removeprefix('torch.')}), and a loss is of real "
+            "ones. Return their absolute values (out.abs()), or both parts (torch.view_as_real(out))."
+        )
     if not isinstance(logits, Tensor):
         raise WordsError(
             f"model: it returns {an(outputs)}. A tensor is needed, or an object or a mapping with `logits`."

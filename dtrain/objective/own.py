@@ -53,6 +53,8 @@ class Own:
                 "without a `loss` that is one number. Type objective.labels=<argument of its forward>, or another "
                 "objective."
             )
+        if loss.is_complex():
+            raise WordsError("objective=own: the loss of the model is complex. Return a real one, such as its abs().")
         if self._over == "targets" and "CausalLM" in type(outputs).__name__:
             raise WordsError(
                 "objective=own: causal models of Hugging Face shift their labels. Type objective.over=next_tokens."

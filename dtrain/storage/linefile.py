@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.errors import PreflightError, an
-from dtrain.storage import rowindex, store
+from dtrain.errors import PreflightError, WordsError, an
+from dtrain.storage import jsonarray, plaintext, rowindex, store
 from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn, number, once
+from dtrain.storage.packed import PACKED
 from dtrain.storage.rowindex import Columns, Indices
 
 CHUNK = 1 << 22
@@ -27,8 +28,8 @@ HEAD = 1 << 20
 """Bytes of each end of a file that are looked at before the launch, or more for a longer first row."""
 LONGEST = 1 << 30
 """Bytes of the longest first row."""
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 LINE, BOM = b"\n", b"\xef\xbb\xbf"
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 TOGETHER = 4096
 """Rows that are parsed at once, where that is possible."""
 
@@ -53,6 +54,10 @@ class Format(ABC):
         """Column -> the cells of rows; None if the rows have to be parsed one by one."""
         return None
 
+    def separator_of(self, names: Sequence[str]) -> str:
+        """The separator that would divide what seems to be one name; empty if there is none."""
+        return ""
+
     def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
         """(which bytes are in quotes, so that a line break there ends no row; whether the last one is)."""
         return np.zeros(len(data), bool), inside
@@ -63,6 +68,8 @@ class JsonLines(Format):
 
     def header(self, beginning: bytes) -> tuple[list[str], int]:
         begin = len(BOM) if beginning.startswith(BOM) else 0
+        if jsonarray.is_array(beginning):
+            return list(self.parse(jsonarray.first(beginning) or beginning, ())), begin
         first = next((line for line in beginning[begin:].splitlines() if line.strip()), b"")
         return list(self.parse(first, ())), begin
 
@@ -71,6 +78,8 @@ class JsonLines(Format):
             row = json.loads(line.decode(), object_pairs_hook=once)
         except Doubled:
             raise
+        except UnicodeDecodeError:
+            raise Torn(f"this row{plaintext.not_utf8(line)[:-1]}") from None
         except ValueError as error:
             raise Torn(f"this is no JSON: {error}") from None
         except RecursionError:
@@ -116,6 +125,10 @@ class Separated(Format):
             return None
         return dict(zip(names, zip(*rows, strict=True), strict=True))
 
+    def separator_of(self, names: Sequence[str]) -> str:
+        counts = {word: names[0].count(mark) for word, mark in SEPARATORS.items()} if len(names) == 1 else {"": 0}
+        return max(counts, key=lambda word: counts[word]) if any(counts.values()) else ""
+
     def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
         odd = np.bitwise_xor.accumulate(data == 34) if len(data) else np.zeros(0, bool)
         odd = odd ^ bool(inside)
@@ -125,6 +138,8 @@ class Separated(Format):
         csv.field_size_limit(LONGEST)
         try:
             rows = list(csv.reader([line.decode()], delimiter=self._separator, strict=True))
+        except UnicodeDecodeError:
+            raise Torn(f"this row{plaintext.not_utf8(line)[:-1]}") from None
         except (csv.Error, ValueError) as error:
             raise Torn(f"this is no row of separated values: {error}") from None
         return rows[0] if rows else []
@@ -140,20 +155,26 @@ def _beginning(url: str) -> bytes:
     count = HEAD
     while True:
         data = store.beginning(url, count)
-        if LINE in data.lstrip() or len(data) < count or count >= LONGEST:
+        is_array = jsonarray.is_array(data)
+        whole = jsonarray.first(data) is not None if is_array else LINE in data.lstrip()
+        if whole or len(data) < count or count >= LONGEST:
             return data
         count *= 8
 
 
 def check(url: str, form: Format, columns: Sequence[str]) -> None:
     """Look at both ends of a file. Raises PreflightError for a torn last row, and WordsError for a missing column."""
-    names, begin = _named(url, form, _beginning(url))
-    for name in columns:
-        rowindex.column(name, names, f"data.path={url}")
+    beginning = _beginning(url)
+    names, begin = _named(url, form, beginning)
+    _check_columns(url, form, columns, names)
     size, end = store.size(url), store.ending(url, HEAD)
     if size == begin:
         return
     rows = end.rstrip()
+    if jsonarray.is_array(beginning):
+        if not rows.endswith(b"]"):
+            raise PreflightError(f"data.path={url}: the array has no end, so the file is torn.")
+        return
     last = rows.rpartition(b"\n")[2]
     # the row may begin before what was read; and an odd number of quotes ends one that began on a line before
     if len(last) == len(rows) or (isinstance(form, Separated) and last.count(b'"') % 2):
@@ -255,13 +276,13 @@ class LineFile:
         if not store.is_local(self.url):
             store.download(self.url, file.with_suffix(".part"))
             file.with_suffix(".part").replace(file)
-        names, begin = _named(self.url, self.form, _beginning(str(file)))
+        beginning = _beginning(str(file))
+        names, begin = _named(self.url, self.form, beginning)
         typed = [] if self.raw else self.columns
-        for name in typed:
-            rowindex.column(name, names, f"data.path={self.url}")
+        _check_columns(self.url, self.form, typed, names)
         found, digest = Kinds(typed), hashlib.sha256()
         offsets = array("q")  # 16 bytes a row
-        for rows in _together(_split(file, self.form, begin, digest)):
+        for rows in _together(self._split(file, begin, digest, jsonarray.is_array(beginning))):
             columns = self.form.columns([line for _, line in rows], names)
             if columns is None or not found.note_all(columns, numbers=self.form.numbers):
                 self._note(file, rows, names, found, offsets)
@@ -275,6 +296,16 @@ class LineFile:
             "names": names, "sizes": [len(offsets) // 2], "bytes": [file.stat().st_size],
             "sha256": self._finished(digest), **found.facts,
         }  # fmt: skip
+
+    def _split(self, file: Path, begin: int, digest: Any, is_array: bool) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) of each row; all bytes of the file are added to `digest`. Raises PreflightError."""
+        if not is_array:
+            yield from _split(file, self.form, begin, digest)
+            return
+        try:
+            yield from jsonarray.elements(file, digest)
+        except jsonarray.Broken as error:
+            raise PreflightError(f"data.path={self.url}: line {_lines(file, error.at) + 1}: {error}.") from None
 
     def _note(self, file: Path, rows: Any, names: Sequence[str], found: Kinds, offsets: Any) -> None:
         """Note rows one by one, and the place of each. Raises PreflightError, with its line, for one that is none."""
@@ -300,10 +331,29 @@ def _named(url: str, form: Format, beginning: bytes) -> tuple[list[str], int]:
     for magic, kind in PACKED.items():
         if beginning.startswith(magic):
             raise PreflightError(f"data.path={url} is packed with {kind}: its rows have no place. Unpack it.")
+    if encoding := plaintext.encoding_of(beginning):
+        raise PreflightError(f"data.path={url} {encoding}")
+    if b"\r" in beginning and LINE not in beginning and not jsonarray.is_array(beginning):
+        raise PreflightError(
+            f"data.path={url}: its lines end in a carriage return alone, as on old Macs. Type tr '\\r' '\\n' "
+            "< <the file> > <another>, and name that."
+        )
     try:
         return form.header(beginning)
     except Torn as error:
         raise PreflightError(f"data.path={url}: line 1: {error}.") from None
+
+
+def _check_columns(url: str, form: Format, columns: Sequence[str], names: Sequence[str]) -> None:
+    """Raises WordsError for a column that is not there, and for names that another separator divides."""
+    other = form.separator_of(names) if any(name not in names for name in columns) else ""
+    if other:
+        raise WordsError(
+            f"data.path={url}: its first line is one name, {names[0][:60]!r}: the columns seem to be separated by a "
+            f"{other}. Type data.separator={other}."
+        )
+    for name in columns:
+        rowindex.column(name, names, f"data.path={url}")
 
 
 def _split(file: Path, form: Format, begin: int, digest: Any) -> Iterator[tuple[int, bytes]]:

@@ -8,6 +8,8 @@ import numpy as np
 
 WHOLE = 1 << 63
 TYPES = {"whole": np.int64, "fraction": np.float32}
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest fraction."""
 
 
 class Torn(ValueError):
@@ -63,7 +65,10 @@ class Kinds:
             value, before = row[name], self.kinds.get(name)
             kind = _kind(value, name)
             if not _fits(value, kind):
-                raise Torn(f"column {name} is {str(value)[:40]}: numbers are finite, and whole ones have 64 bits")
+                raise Torn(
+                    f"column {name} is {_odd(value)[:40]}: numbers are finite, fractions have 32 bits (up to "
+                    f"{LARGEST:.2g}), and whole ones have 64"
+                )
             if kind != before:
                 self.kinds[name] = kind if before is None else _both(before, kind, name, value)
             if kind == "whole":
@@ -87,7 +92,8 @@ class Kinds:
                 return False
             least, most = min(values), max(values)
             kind = "whole" if isinstance(least, int) else "fraction"
-            if not -WHOLE <= least <= most < WHOLE or not math.isfinite(sum(values)):
+            bound = WHOLE - 1 if kind == "whole" else LARGEST
+            if not -bound <= least <= most <= bound or not math.isfinite(sum(values)):
                 return False
             noted[name] = kind, int(least), int(most)
         for name, (kind, smallest, largest) in noted.items():
@@ -134,14 +140,31 @@ def _kind(value: Any, name: str) -> str:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether numbers are finite and, if whole, of 64 bits."""
+    """Whether numbers are finite and, if whole, of 64 bits; fractions of 32."""
     if kind == "fraction":
-        return math.isfinite(float(value))
+        return -LARGEST <= float(value) <= LARGEST
     if kind == "whole":
         return -WHOLE <= int(value) < WHOLE
-    if kind in ("list of whole", "list of fraction") and value and not isinstance(value[0], list):
-        return all(map(math.isfinite, value)) if "fraction" in kind else -WHOLE <= min(value) <= max(value) < WHOLE
-    return True
+    if kind == "list of whole" and value:
+        nested = isinstance(value[0], list)
+        return np.asarray(value).dtype.kind != "u" if nested else min(value) >= -WHOLE and max(value) < WHOLE
+    if kind != "list of fraction":
+        return True
+    if isinstance(value[0], list):
+        return bool((np.abs(np.asarray(value, np.float64)) <= LARGEST).all())
+    # a NaN is no smallest and no largest number, but makes a sum of its own
+    return min(value) >= -LARGEST and max(value) <= LARGEST and math.isfinite(sum(value))
+
+
+def _odd(value: Any) -> str:
+    """The first number of a value that does not fit."""
+    if not isinstance(value, list):
+        return str(value)
+    for each in value:
+        odd = _odd(each) if isinstance(each, list) else str(each) * (not _fits(each, _kind(each, "")))
+        if odd:
+            return odd
+    return ""
 
 
 def _both(one: str, other: str, name: str, value: Any) -> str:

@@ -129,7 +129,9 @@ class ParquetFile:
     def read(self, block: int, index: Indices) -> Columns:
         size = self.facts["bytes"][block]
         group = self.groups.get((self.url, block), size, lambda: self.group(block))
-        return unread(group, index) if self.raw else values(group, index, self.url)
+        if self.raw:
+            return unread(group, index)
+        return values(group, index, self.url, sum(self.facts["sizes"][:block]))
 
     def where(self, row: int) -> str:
         return f"row {row + 1}"
@@ -171,15 +173,49 @@ def unread(table: Any, index: Indices) -> Columns:
     return {name: rows.column(name).to_pylist() for name in rows.column_names}
 
 
-def values(table: Any, index: Indices, url: str) -> Columns:
-    """The columns of some rows of a table. Raises PreflightError for nulls."""
+def values(table: Any, index: Indices, url: str, first: int = 0) -> Columns:
+    """The columns of some rows of a table, whose first row is row `first` of the file. Raises PreflightError for nulls,
+    and for numbers that are not finite or too large.
+    """
     arrow, chunks = library("a Parquet file"), {name: table.column(name).chunks for name in table.column_names}
     plain = {name: each[0] for name, each in chunks.items() if len(each) == 1 and _is_plain(each[0])}
-    numbers = {name: _array(each)[index].astype(KINDS[kind_of(each.type)]) for name, each in plain.items()}
-    if not (others := [name for name in chunks if name not in plain]):
-        return numbers
-    rows = _rows(table.select(others), index)
-    return numbers | {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in others}
+    columns: Columns = {name: _cast(_array(each)[index], kind_of(each.type)) for name, each in plain.items()}
+    if others := [name for name in chunks if name not in plain]:
+        rows = _rows(table.select(others), index)
+        columns |= {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in others}
+    for name, column in columns.items():
+        _check_finite(column, f"data.path={url}: column {name}", first + index)
+    return columns
+
+
+def _cast(numbers: NDArray[Any], kind: str) -> NDArray[Any]:
+    """As the tensors have them. Raises WordsError for whole numbers of 64 bits without a sign that need them all."""
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() >> np.uint64(63):
+        raise PreflightError(f"data: a column of whole numbers has {numbers.max()}, and numbers have 63 bits.")
+    with np.errstate(over="ignore"):  # what becomes infinite is told with its row
+        return numbers.astype(KINDS[kind])
+
+
+def _check_finite(column: Any, what: str, rows: Indices) -> None:
+    """Raises PreflightError, with its row, for the first value that has a number that is not finite in fp32."""
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind != "f" or np.isfinite(column).all():
+            return
+    elif not len(column) or isinstance(column[0], str):
+        return
+    for value, row in zip(column, rows.tolist(), strict=True):
+        odd = value if np.ndim(value) == 0 else _first_odd(value)
+        if odd is not None and not np.isfinite(odd):
+            raise PreflightError(
+                f"{what} has {'NaN' if np.isnan(odd) else 'a number that is infinite, or too large for 32 bits'} in "
+                f"row {row + 1}. Drop or fill it."
+            )
+
+
+def _first_odd(value: Any) -> Any:
+    """The first number of an array that is not finite."""
+    odd = np.asarray(value).ravel()
+    return next(iter(odd[~np.isfinite(odd)]), None)
 
 
 def _is_plain(column: Any) -> bool:
@@ -233,8 +269,8 @@ def _lengths(lists: Any, types: Any) -> Any:
 def _numbers(column: Any, kind: str) -> Any:
     arrow = library("a Parquet file")
     if arrow.types.is_decimal(column.type):
-        column = column.cast(arrow.float64())
-    return _array(column).astype(KINDS[kind])
+        column = column.cast(arrow.int64() if kind == "whole" else arrow.float64())
+    return _cast(_array(column), kind)
 
 
 def class_names(schema: Any) -> dict[str, Sequence[str]]:
@@ -252,7 +288,7 @@ def kind_of(of: Any) -> str:
 
     if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
         return f"list of {kind_of(of.value_type)}"
-    if types.is_integer(of) or types.is_boolean(of):
+    if types.is_integer(of) or types.is_boolean(of) or (types.is_decimal(of) and not of.scale and of.precision < 19):
         return "whole"
     if types.is_floating(of) or types.is_decimal(of):
         return "fraction"

@@ -20,13 +20,14 @@ SUFFIXES = {
     "parquet": (".parquet", ".pq"),
     "hf": (".arrow",),
 }
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 CACHED = 1 << 26
 """Bytes of the row groups that are kept: two of the windows in which they are shuffled."""
 EARLY = 1 << 26
 """Bytes of local files whose rows are all read before the launch."""
 STREAMS = 16
 """Files that are opened at once."""
+MASKS = ("attention_mask", "decoder_attention_mask")
+"""Inputs that the padder makes where files lack them."""
 PRINT = re.compile(r"rows-(\d+)-\w{32}")
 PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 
@@ -47,10 +48,16 @@ class Reader:
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
+        return self.matched(path)[0]
+
+    def matched(self, path: str | Sequence[str]) -> tuple[list[str], list[str]]:
+        """The files of `data.path`, and a sentence about those that it matches and that are not read. Raises
+        StoreError.
+        """
         if self.format == "hf" and not self.text:
             folders = [path] if isinstance(path, str) else path
-            return [file for each in folders for file in arrowfile.shards(each, self.split)]
-        return rowindex.found(path, SUFFIXES[self.format])
+            return [file for each in folders for file in arrowfile.shards(each, self.split)], []
+        return rowindex.matched(path, SUFFIXES[self.format])
 
     def names(self, url: str) -> list[str]:
         """The columns of a file. Raises PreflightError."""
@@ -86,7 +93,7 @@ class Reader:
     def _form(self) -> linefile.Format:
         if self.format == "jsonl":
             return linefile.JsonLines()
-        return linefile.Separated(SEPARATORS[self.separator], numbers=not self.text)
+        return linefile.Separated(linefile.SEPARATORS[self.separator], numbers=not self.text)
 
 
 def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
@@ -112,6 +119,9 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
     if not inputs:
         raise WordsError(f"data.path={url}: there is no input column beside {target}. Type data.inputs=<a column>.")
     named = [inputs] if isinstance(inputs, str) else inputs
+    if data.get("pad") is not None and {*MASKS} & {*named}:
+        there = reader.names(url)
+        named = [name for name in named if name not in MASKS or name in there]
     return [*dict.fromkeys([*named, *([] if target is None else [target])])]
 
 

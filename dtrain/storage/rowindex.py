@@ -19,6 +19,9 @@ from dtrain.secrets import screen
 from dtrain.storage import caching, store
 
 VERSION = 2
+PACKED_ENDS = (".gz", ".bz2", ".xz", ".zst", ".zip")
+NAMED = 3
+"""Files that a sentence names."""
 SLOW = 3.0
 """Seconds after which a user is told that an index is being made."""
 Indices = NDArray[np.int64]
@@ -60,15 +63,39 @@ def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]
     """The files of paths, URLs and globs, in this order. Of several that one matches, those with these suffixes alone,
     if there are any. Raises StoreError if one matches nothing.
     """
-    files = dict[str, None]()
+    return matched(paths, suffixes)[0]
+
+
+def matched(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """(as `found`, a sentence about the files that match and are not read, if there are any)."""
+    files, others = dict[str, None](), list[str]()
     for path in [paths] if isinstance(paths, str) else paths:
         matches = store.find(path)
         if not matches:
             raise StoreError.during("find", path, "no file is there")
-        files |= dict.fromkeys([url for url in matches if url.lower().endswith(tuple(suffixes))] or matches)
+        fit = [url for url in matches if url.lower().endswith(tuple(suffixes))] or matches
+        files |= dict.fromkeys(fit)
+        others += [url for url in matches if url not in files]
     if not files:
         raise WordsError("data.path is empty. Type data.path=<a file, folder or pattern>.")
-    return [*files]
+    return [*files], unread(others, suffixes)
+
+
+def unread(others: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
+    """A sentence that names files which match a path and are not read; none if there are none. What is packed, and
+    else has a name of the right kind, comes first.
+    """
+    if not others:
+        return []
+    packed = [
+        url
+        for url in others
+        if url.lower().endswith(PACKED_ENDS) and url.lower().rpartition(".")[0].endswith(tuple(suffixes))
+    ]
+    names = [url.rpartition("/")[2] for url in dict.fromkeys([*packed, *others])]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    mend = " What is packed has to be unpacked to be read." if packed else ""
+    return [f"data.path: {len(names)} file(s) that it matches are not read: {', '.join(names[:NAMED])}{more}.{mend}"]
 
 
 def kept(

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from dtrain.errors import PreflightError
 from dtrain.storage import rowindex, store
 from dtrain.storage.imagefiles import MAGIC, SUFFIXES, numbered, shown
-from dtrain.storage.linefile import PACKED
 from dtrain.storage.linekinds import once
+from dtrain.storage.packed import PACKED
 from dtrain.storage.rowindex import Indices
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
@@ -52,10 +52,8 @@ class Shards:
     stems: Sequence[str] = field(repr=False)
     classes: Sequence[str] | int
     codes: Sequence[Sequence[int]] = field(repr=False)
-
-    @property
-    def notes(self) -> list[str]:
-        return []
+    notes: list[str] = field(default_factory=list)
+    """A sentence about files that match the path and are not read."""
 
     @property
     def digest(self) -> str:
@@ -109,7 +107,7 @@ class Shards:
 
 def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) -> Shards:
     """The images of shards, whose index is made where it is missing. Raises PreflightError."""
-    urls = rowindex.found(
+    urls, unread = rowindex.matched(
         [each for one in ([path] if isinstance(path, str) else path) for each in expanded(one)], [".tar"]
     )
     how = ["webdataset", image, label]
@@ -123,7 +121,9 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) ->
     labels = [text for each in facts for text in each["labels"]]
     numbers, classes, outputs = numbered(labels, f"data.path={path}: {label}")
     codes = np.split(np.array(numbers), np.cumsum([len(each["labels"]) for each in facts])[:-1])
-    return Shards(urls, facts, [str(stem) for _, stem in made], classes or outputs, [each.tolist() for each in codes])
+    return Shards(
+        urls, facts, [str(stem) for _, stem in made], classes or outputs, [each.tolist() for each in codes], unread
+    )
 
 
 def expanded(path: str) -> Iterator[str]:
@@ -181,7 +181,8 @@ def _samples(file: Any, where: str, image: str, label: str) -> Samples:
         seen.add(name)
         if len(found) != 1:
             what = f"no image (.{', .'.join(parts)})" if not found else f"several images (.{', .'.join(found)})"
-            raise PreflightError(f"{where}: sample {shown(name)} has {what}. Type data.image=<the ending of one>.")
+            hint = _dotted(name, parts) or "Type data.image=<the ending of one>."
+            raise PreflightError(f"{where}: sample {shown(name)} has {what}. {hint}")
         if member not in parts:
             raise PreflightError(
                 f"{where}: sample {shown(name)} has no .{member}, only .{', .'.join(parts)}. Type data.label=<the "
@@ -197,6 +198,19 @@ def _samples(file: Any, where: str, image: str, label: str) -> Samples:
     if not rows:
         raise PreflightError(f"{where}: the shard has no sample.")
     return rows, names, [*labels]
+
+
+def _dotted(name: str, parts: Mapping[str, Any]) -> str:
+    """A sentence about a dot in the names of a sample, behind which all of it is read as an ending."""
+    ending = next((each for each in parts if each.endswith(SUFFIXES)), None)
+    if ending is None:
+        return ""
+    whole = f"{name.rpartition('/')[2]}.{ending}"
+    stem, _, end = whole.rpartition(".")
+    return (
+        f"The ending of a name is all behind its first dot, as webdataset reads it, so {shown(whole)} is no image. "
+        f"Write the shard again with names such as {shown(stem.replace('.', '_'))}.{end}."
+    )
 
 
 def _groups(file: Any, where: str) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
@@ -275,7 +289,9 @@ def _label(file: Any, begin: int, size: int, key: str, where: str) -> str:
             text = fields
             for part in key.split(".") if key else ():
                 text = text[part]
-            if isinstance(text, dict | list | float | bool) or text is None:
+            if isinstance(text, bool) or (isinstance(text, float) and text.is_integer()):
+                text = int(text)
+            if isinstance(text, dict | list | float) or text is None:
                 has = f"It has {', '.join(fields)}. " if isinstance(fields, dict) else ""
                 raise PreflightError(f"{where}: no class is there. {has}Type data.label=json.<a field>.")
     except (KeyError, TypeError):

@@ -207,9 +207,7 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _refusal(group: Sequence[Document], error: NotText) -> PreflightError:
     name = group[error.number].name
-    return PreflightError(
-        f"{name}: {error}. Write it again as UTF-8, such as with iconv -f latin1 -t utf-8, or use the tokenizer bytes."
-    )
+    return PreflightError(f"{name}: {error}. Write it again as UTF-8, such as with iconv -f WINDOWS-1252 -t UTF-8.")
 
 
 def _between(group: Sequence[Document]) -> str:

@@ -48,6 +48,8 @@ def run(words: Sequence[str]) -> int:
     tokenizer = load(options.get("tokenizer", "bytes"), "tokenizer")
     place = paths[0] if len(paths) == 1 else paths
     documents = documents_of(place, options.get("column"), caching.folder(options.get("cache")))
+    for sentence in documents.unread:
+        screen.complain(sentence, begin="note: ")
     bytes_ = round(_bytes(options.get("shard", SHARD)) or 0)
     identity = hashlib.sha256(json.dumps([shards.VERSION, tokenizer.name, documents.states, bytes_]).encode())
     about = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.chat.turns import ROLES, BadRow, columns_of, conversations, kind_of
+from dtrain.chat.turns import ROLES, BadRow, columns_of, conversations, kind_of, wanted
 from dtrain.errors import WordsError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -133,3 +133,16 @@ def test_columns_that_are_not_there_are_told_with_the_nearest(
     with pytest.raises(WordsError) as error:
         kind_of(names, kind, renamed, "x")
     assert str(error.value).startswith(sentence)
+
+
+def test_turns_before_an_instruction_and_marks_of_what_counts_are_read() -> None:
+    row = {"instruction": "q", "input": "", "output": "a", "history": [["q1", "a1"], ["q2", "a2"]]}
+    (of,) = conversations("instruction", row)
+    assert [each["content"] for each in of.messages] == ["q1", "a1", "q2", "a2", "q", "a"]
+    assert columns_of("instruction", ["instruction", "output", "history"], {})["history"] == "history"
+    with pytest.raises(BadRow, match="turn 1 of history is "):
+        conversations("instruction", {**row, "history": [["q1"]]})
+    for mark, counts in (({"loss_mask": 0}, False), ({"loss": True}, True), ({"loss_mask": 1}, True), ({}, None)):
+        assert wanted({**ANSWER, **mark}, 1) is counts
+    with pytest.raises(WordsError, match=r"has the column loss_mask, and what counts is read off each message"):
+        kind_of(["messages", "loss_mask"], "auto", {}, "x")

@@ -1,20 +1,28 @@
 """A batch of samples of any kind: numbers become tensors, rows of several lengths are padded so that nothing added counts, one's own collate is called."""
 
+import json
 from collections import namedtuple
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from data.rows import LENGTHS, Rows, by_hand
 from pool import resident
 from small import plan
 
+from dtrain.data import jsonl, parquet
 from dtrain.data.collate import joined, stack, tensors
 from dtrain.data.dataset import Dataset
+from dtrain.data.replayed import Streamed
 from dtrain.errors import WordsError
+from dtrain.objective import check_padded
+from dtrain.objective.next_token import NextToken
+from dtrain.objective.regression import Regression
 from dtrain.train import train
 
 
@@ -48,7 +56,7 @@ def test_numbers_of_any_kind_become_tensors(value: Any, dtype: torch.dtype) -> N
 def test_what_is_no_number_is_refused_with_what_to_return() -> None:
     for value, message in (
         ("abc", "encode it first"),
-        (None, "-100 for a target"),
+        (None, "for a class or a token that does not count -100. objective=regression knows no such number"),
         ([[1], [2, 3]], "is not an array of numbers: "),
         ([1, None], "is not an array of numbers: "),
         ([1, "a"], "is not an array of numbers: "),
@@ -175,18 +183,99 @@ def test_what_is_no_row_is_not_padded() -> None:
         ({"tokens": torch.arange(n), "image": torch.ones(3, 2, 2), "age": torch.tensor(1.0)}, torch.tensor(n))
         for n in (2, 4)
     ]
-    inputs, targets = stack(samples, pad=0, length=6)
+    inputs, targets, sizes = stack(samples, pad=0, length=6)
     assert {name: list(value.shape) for name, value in inputs.items()} == {
         "tokens": [2, 6],
         "image": [2, 3, 2, 2],
         "age": [2],
     }
-    assert targets.tolist() == [2, 4]
+    assert targets.tolist() == [2, 4] and sizes["inputs"].tolist() == [2, 4] and "targets" not in sizes
 
 
-def test_fractions_that_cannot_say_that_they_do_not_count_are_not_padded() -> None:
-    with pytest.raises(WordsError, match="targets are floats"):
-        stack([(torch.ones(n), torch.ones(n)) for n in (2, 4)], pad=0, length=None)
+class Mixed:
+    """Rows of 1 to 5 ids beside three features, in the first of which there are three ids, and a target that is 2 numbers."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return {"ids": [index] * (1 + (index + 2) % 5), "feat": [1.0, 2.0, 3.0], "y": [1.0, 2.0]}
+
+
+def test_what_is_padded_to_a_length_is_decided_by_the_column() -> None:
+    """By the batch alone, features would be [1, 8] beside three ids, and the target beside two."""
+    source = Dataset(Mixed(), inputs=["ids", "feat"], targets="y", pad=0, length=8, holdout=0.2)
+    for part in (source, source.holdout()):
+        assert part is not None
+        for index in range(len(part)):
+            batch = part.take(np.array([index]), np.array([0]))
+            assert [*batch["inputs"]["ids"].shape] == [1, 8] and "target_mask" not in batch
+            assert [*batch["inputs"]["feat"].shape] == [1, 3] and [*batch["targets"].shape] == [1, 2]
+    # one that has the length of no row is padded too, if it differs from sample to sample
+    rows = [({"ids": [1] * (2 + i % 3), "more": [1] * (1 + i % 4)}, [1] * (1 + i % 2)) for i in range(12)]
+    source = Dataset(rows, inputs=0, targets=1, pad=0, length=6, holdout=0)
+    batch = source.take(np.array([0]), np.array([0]))
+    assert [*batch["inputs"]["more"].shape] == [*batch["targets"].shape] == [1, 6]
+
+
+def test_padding_counts_in_no_regression(tmp_path: Path) -> None:
+    """Of whole-number targets -100 may be one; of rows that are padded those that a sample has count, in any source."""
+    table = [([1, 2, 3], [2, 3, 4]), ([4], [5]), ([5, 6], [6, -100]), ([7, 8, 9, 10], [8, 9, 10, 11])]
+    path, true = tmp_path / "r.jsonl", (9 + 106**2) / 10
+    path.write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in table))
+    pq.write_table(pa.table({"x": [x for x, _ in table], "y": [y for _, y in table]}), tmp_path / "r.parquet")
+    given: dict[str, Any] = {
+        "inputs": "x",
+        "targets": "y",
+        "holdout": 0.0,
+        "shift": False,
+        "outputs": None,
+        "pad": 0,
+        "length": None,
+        "packing": "none",
+        "sequence": None,
+        "cache": str(tmp_path),
+    }
+    named = [{"x": x, "y": y} for x, y in table]
+    streamed = Streamed(
+        stream=named,
+        path=None,
+        holdout_dataset=named,
+        inputs="x",
+        targets="y",
+        shift=False,
+        outputs=None,
+        pad=0,
+        length=6,
+        collate=None,
+    )
+    streamed.begin(0, 1, 4)
+    kept = streamed.holdout()
+    floats = Dataset([(x, [float(each) for each in y]) for x, y in table], pad=0, holdout=0)
+    mixed = Dataset([(x, [float(each) for each in y] if len(x) == 1 else y) for x, y in table], pad=0, holdout=0)
+    sources = [
+        jsonl.build(path=str(path), **given),
+        parquet.build(path=str(tmp_path / "r.parquet"), **given),
+        Dataset(table, pad=0, holdout=0, length=7),
+        streamed,
+        kept,
+        floats,
+        mixed,
+    ]
+    for source in sources:
+        assert source is not None
+        batch = source.take(np.arange(4), np.zeros(4, int))
+        objective = Regression()
+        assert objective.count(batch) == 10, source
+        outputs = batch["inputs"].float().requires_grad_()
+        loss = objective.loss(outputs, batch).sum
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert loss.item() / 10 == pytest.approx(true) and outputs.grad is not None
+        assert bool(outputs.grad.isfinite().all()) and bool((outputs.grad[~batch["target_mask"]] == 0).all())
+    with pytest.raises(WordsError, match=r"targets are floats, .* NextToken does not read the target_mask"):
+        check_padded(NextToken(), floats.take(np.arange(4), np.zeros(4, int)))
+    with pytest.raises(WordsError, match=r"of several targets floats cannot be marked"):
+        stack([(torch.ones(n), {"a": torch.ones(n), "b": torch.ones(n)}) for n in (2, 4)], pad=0, length=None)
 
 
 def test_parts_of_several_processes_are_joined() -> None:

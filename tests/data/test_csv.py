@@ -133,3 +133,32 @@ def test_a_row_that_is_none_is_named(text: str, sentence: str, tmp_path: Path) -
     with pytest.raises(DtrainError) as error:
         build(tmp_path / "a.csv")
     assert sentence in str(error.value)
+
+
+def test_files_in_another_form_are_told_with_what_to_type(tmp_path: Path) -> None:
+    for data, sentence in (
+        ("x,y\n1,0\n".encode("utf-16"), "a.csv is in UTF-16, not in UTF-8. Write it again: iconv -f UTF-16"),
+        ("x,y\n1,0\n".encode("utf-16-be"), "a.csv is in UTF-16BE"),
+        (
+            "x,n,y\n1,é,0\n".encode("latin-1"),
+            "line 2: this row: byte 2 is 0xe9, which is not UTF-8. Write it again as UTF-8, from Latin-1",
+        ),
+        (b"x,y\r1,0\r", "its lines end in a carriage return alone"),
+        (b"a;b;y\n1;2;0\n", "the columns seem to be separated by a semicolon. Type data.separator=semicolon."),
+        (b"a\tb\ty\n1\t2\t0\n", "Type data.separator=tab."),
+    ):
+        (tmp_path / "a.csv").write_bytes(data)
+        with pytest.raises(DtrainError) as error:
+            build(tmp_path / "a.csv")
+        assert sentence in str(error.value)
+
+
+def test_files_that_match_and_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("b.csv.gz", "README.md", ".hidden", "notes.txt", "a.csv"):
+        (tmp_path / "d" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "d" / name).write_text("x,y\n1.5,0\n2.5,1\n")
+    source = build(tmp_path / "d")
+    assert len(source) == 2 and source.notes == [
+        "data.path: 4 file(s) that it matches are not read: b.csv.gz, .hidden, README.md and 1 more. What is packed has to be unpacked to be read."
+    ]
+    assert build(tmp_path / "d/a.csv").notes == []

@@ -1,5 +1,6 @@
 """data=jsonl: tests/data/test_rows.py for what the formats have in common; here the lines."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from data.test_rows import BUILD
 
 from dtrain.errors import DtrainError
+from dtrain.storage.rowfile import Reader, problem
 
 
-def build(path: Path) -> object:
+def build(path: Path) -> Any:
     return BUILD["jsonl"](
         path=str(path), inputs="x", targets="y", holdout=0, outputs=None, cache=str(path.parent / "cache")
     )
@@ -41,3 +43,41 @@ def test_a_line_that_is_no_row_is_named(line: str, sentence: str, tmp_path: Path
     with pytest.raises(DtrainError) as error:
         build(tmp_path / "a.jsonl")
     assert sentence in str(error.value)
+
+
+def test_one_array_of_objects_is_read_as_lines_are(tmp_path: Path) -> None:
+    """As alpaca_data.json: in one line or many, with what means something in JSON inside of a text."""
+    rows = [{"x": [i, i + 1], "y": i % 3, "t": 'a ], [{ "é" \\ ' * i} for i in range(5)]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = build(tmp_path / "l.jsonl")
+    for number, text in enumerate(
+        (
+            json.dumps(rows, ensure_ascii=False),
+            "\ufeff" + json.dumps(rows, indent=2),
+            json.dumps(rows, indent=1).replace("\n", "\r"),
+        )
+    ):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        array = build(path)
+        for part in ("inputs", "targets"):
+            assert array.take(np.arange(5), np.zeros(5, int))[part].equal(
+                lines.take(np.arange(5), np.zeros(5, int))[part]
+            )
+        given = {"path": str(path), "inputs": "x", "targets": "y"}
+        assert problem(Reader("jsonl", tmp_path), [str(path)], given, trained=None) == ""
+    whole = json.dumps(rows, indent=1)
+    for text, sentence in (
+        (whole[:-1], "the array is torn or no JSON: a comma or ] is missing"),
+        (whole[:-20] + "]", "the array is torn or no JSON"),
+        (whole + "{}", "something follows the end of the array"),
+        (json.dumps([*rows, {"x": [1, 2]}], indent=1), "line 42: column y is missing"),
+        (json.dumps([rows[0], 3]), "line 1: a row is an object of columns"),
+    ):
+        path = tmp_path / "torn.json"
+        path.write_text(text)
+        with pytest.raises(DtrainError) as error:
+            build(path)
+        assert sentence in str(error.value)
+    path.write_text(whole[:-1])
+    assert "the array has no end" in problem(Reader("jsonl", tmp_path), [str(path)], given, trained=None)

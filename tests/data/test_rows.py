@@ -21,6 +21,7 @@ from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
 from dtrain.model import construct
+from dtrain.model.mlp import MLP
 from dtrain.storage import parquetfile
 from dtrain.storage.parquetfile import Groups, ParquetFile
 from dtrain.storage.rowfile import Reader, problem
@@ -318,8 +319,8 @@ def test_a_run_goes_on_when_rows_with_a_new_class_were_added(tmp_path: Path) -> 
     [
         ("a.jsonl", '{"a": 1, "b": NaN, "label": 0}', {}, "line 1: column b is nan: numbers are finite"),
         ("a.jsonl", '{"a": 1, "b": 1e400, "label": 0}', {}, "line 1: column b is inf: numbers are finite"),
-        ("a.jsonl", f'{{"a": 1, "b": 2, "label": {2**70}}}', {}, "whole ones have 64 bits"),
-        ("a.jsonl", f'{{"a": [1, {2**70}], "b": 2, "label": 1}}', {}, "whole ones have 64 bits"),
+        ("a.jsonl", f'{{"a": 1, "b": 2, "label": {2**70}}}', {}, "whole ones have 64"),
+        ("a.jsonl", f'{{"a": [1, {2**70}], "b": 2, "label": 1}}', {}, "whole ones have 64"),
         ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", {}, "line 1: this is JSON that is nested too deeply"),
         ("a.jsonl", '{"label": 1}', {"inputs": []}, "there is no input column beside label"),
         ("a.csv", "a,b,label\n1,1_000,0", {}, "column b holds text"),
@@ -370,3 +371,48 @@ def test_an_empty_row_would_be_padding_alone_and_is_refused(format: str, source:
         made.take(np.arange(3), np.zeros(3, int))
     told = problem(Reader(format, tmp_path / "cache"), [path], words, trained=None)
     assert f"data.path={path} has 1 of 3 rows without an entry in ids (the first: " in told
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_whole_numbers_stay_whole_numbers(format: str, source: Any, tmp_path: Path) -> None:
+    table = [{"user": 16777216 + i, "item": i, "price": i / 2, "label": i % 2} for i in range(4)]
+    path = write(tmp_path / f"ids.{format}", table)
+
+    def inputs(*names: str, one: bool = False) -> torch.Tensor:
+        made = source(format, path, inputs=names[0] if one else [*names], holdout=0)
+        taken: torch.Tensor = made.take(np.arange(4), np.zeros(4, int))["inputs"]
+        return taken
+
+    assert sorted(inputs("user", "item").tolist()) == [[16777216 + i, i] for i in range(4)]
+    assert inputs("user", "item").dtype == torch.int64 and inputs("user").shape == (4, 1)
+    assert sorted(inputs("user", one=True).tolist()) == [16777216 + i for i in range(4)], "an id as it is"
+    assert inputs("price", one=True).shape == (4, 1) and inputs("user", "price").dtype == torch.float32
+    (note,) = source(format, path, inputs=["user", "price"], holdout=0).notes
+    assert "column user has 16777219, and beside fractions whole numbers become fp32" in note
+    assert not source(format, path, inputs=["item", "price"], holdout=0).notes
+    small = MLP(inputs=1, outputs=2, width=4, layers=1)
+    assert small(inputs("item", one=True)).shape == (4, 2), "the mlp makes fractions of them itself"
+
+
+def test_numbers_that_are_not_finite_or_do_not_fit_are_told_with_their_place(source: Any, tmp_path: Path) -> None:
+    for value, sentence in (
+        ("[[3, NaN]]", "line 2: column a is nan"), ("[1e39]", "line 2: column a is 1e+39"), ("[1.5, NaN]", "column a is nan"),
+        ("[[1, 2], [3, -1e300]]", "column a is -1e+300"), ("1e300", "fractions have 32 bits"),
+    ):  # fmt: skip
+        good = value.replace("NaN", "1").replace("1e300", "1").replace("1e39", "1.5")
+        (tmp_path / "a.jsonl").write_text("".join(f'{{"a": {each}, "label": 0}}\n' for each in (good, value)))
+        with pytest.raises(DtrainError) as error:
+            source("jsonl", str(tmp_path / "a.jsonl"), inputs="a")
+        assert sentence in str(error.value)
+    (tmp_path / "a.csv").write_text("a,label\n1,0\n1e300,0\n")
+    with pytest.raises(DtrainError, match=r"line 3: column a is 1e\+300"):
+        source("csv", str(tmp_path / "a.csv"), inputs="a")
+    for column, what in (
+        ([1.0, 2.0, float("nan")], "NaN"), ([1.0, 2.0, 1e300], "too large for 32 bits"), ([[1.0], [2.0], [float("inf")]], "infinite"),
+        ([[[1.0]], [[2.0]], [[float("nan")]]], "NaN"),
+    ):  # fmt: skip
+        path = str(tmp_path / "a.parquet")
+        pq.write_table(pa.table({"a": column, "label": [0, 1, 2]}), path, row_group_size=2)
+        made = source("parquet", path, inputs="a", holdout=0)
+        with pytest.raises(DtrainError, match=f"column a has .*{what}.* in row 3"):
+            made.take(np.arange(3), np.zeros(3, int))

@@ -152,3 +152,24 @@ def test_packed_files_are_no_text_and_a_vocabulary_may_have_gaps(tmp_path: Path,
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "b.txt").write_text("b" * 9)
     assert text(tmp_path / "b.txt", tokenizer=str(tmp_path / "tokenizer.json")).facts == {"vocab": 301}
+
+
+def test_what_is_no_text_is_refused_and_hidden_files_are_named(tmp_path: Path, text: Any) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "a.txt").write_text("hello world, " * 8)
+    (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    source = text(folder)
+    assert b"Bud1" not in everything(source)
+    assert source.notes == ["data.path: 1 file(s) that it matches are not read: .DS_Store."]
+    for data, sentence in (
+        (b"\x89PNG\r\n", "b.txt is an image, no text. Leave it out"),
+        ("hé".encode("utf-16"), "b.txt is in UTF-16, not in UTF-8. Write it again: iconv -f UTF-16 -t UTF-8."),
+        ("hello".encode("utf-16-le"), "b.txt is in UTF-16LE"),
+        ("hé".encode("latin-1"), "b.txt: byte 1 is 0xe9, which is not UTF-8. Write it again as UTF-8, from Latin-1"),
+        (b"abc\0def", "b.txt has a zero as byte 3, so it is no text"),
+    ):
+        (folder / "b.txt").write_bytes(data)
+        with pytest.raises(PreflightError) as error:
+            len(text(folder))
+        assert sentence in str(error.value)

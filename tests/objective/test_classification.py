@@ -51,3 +51,19 @@ def test_outputs_without_logits_are_refused() -> None:
     assert Classification().loss({"logits": torch.eye(2)}, batch).metrics["accuracy"].item() == 0
     with pytest.raises(WordsError, match="returns a tuple"):
         Classification().loss((torch.eye(2), None), batch)
+
+
+def test_labels_in_another_form_are_told() -> None:
+    for targets, sentence in (
+        (torch.tensor([[0, 0, 1], [1, 0, 0]]), "They look one-hot: write the number of the class"),
+        (torch.tensor([[0.0, 0, 1], [1, 0, 0]]), "They look one-hot"),
+        (torch.tensor([0.0, 2.0]), "whole numbers written as fractions: write 1 instead of 1.0"),
+        (torch.tensor([0.5, 2.0]), "Type objective=regression."),
+    ):
+        with pytest.raises(WordsError) as error:
+            Classification().loss(torch.randn(2, 3), {"inputs": None, "targets": targets})
+        assert sentence in str(error.value)
+    with pytest.raises(WordsError, match="it returns complex numbers"):
+        Classification().loss(
+            torch.randn(2, 3, dtype=torch.complex64), {"inputs": None, "targets": torch.tensor([0, 1])}
+        )

@@ -174,3 +174,20 @@ def test_other_storage_is_read_by_ranges(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(size for _, size in asked) == sorted([len(encoded(7)), len(encoded(2))])
     there.pipe_file(f"/{tmp_path.name}/a.tar", path.read_bytes()[:9000])
     assert "a.tar is torn" in refused(url, tmp_path)
+
+
+def test_names_with_a_dot_are_told_and_numbers_of_json_are_classes(tmp_path: Path) -> None:
+    said = refused(made(tmp_path, {"22.05.jpg": PICTURE, "22.05.cls": b"1"}), tmp_path)
+    assert (
+        "sample 22 has no image" in said
+        and "so 22.05.jpg is no image. Write the shard again with names such as 22_05.jpg." in said
+    )
+    for one, other in ((b"1.0", b"0.0"), (b"true", b"false")):
+        members = {"a.jpg": PICTURE, "a.json": b'{"l": %s}' % one, "b.jpg": PICTURE, "b.json": b'{"l": %s}' % other}
+        images = opened(shard(tmp_path / f"{one!r}.tar", members), tmp_path, label="json.l")
+        assert images.labels(np.arange(2)).tolist() == [1, 0] and images.classes == 2
+    (tmp_path / "d").mkdir()
+    shard(tmp_path / "d/a.tar", samples(0, 2))
+    (tmp_path / "d/b.tar.gz").write_bytes(b"x")
+    (note,) = opened(str(tmp_path / "d/*"), tmp_path).notes
+    assert "1 file(s) that it matches are not read: b.tar.gz. What is packed" in note

@@ -21,7 +21,7 @@ from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
 from dtrain.model.limits import limits_of
-from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.objective import Objective, Shapes, agreed, chunk_asked, counted, loss_of
 from dtrain.objective.figures import figures
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.optim.ema import EMA
@@ -94,7 +94,7 @@ def evaluate(
     model draws random numbers.
     """
     indices, first, limits = chosen(source, samples), Shapes(), limits_of(model)
-    sums, count = dict[str, torch.Tensor](), 0
+    sums, count = dict[str, torch.Tensor](), 0.0
     deferred = partial(deferring, 0 if metrics else chunk_asked(objective), compiled=is_compiled(model))
     if metrics:
         metrics.begin()
@@ -109,7 +109,7 @@ def evaluate(
             if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
             batch = context.split(batch) if context else batch
-            counted = 0 if idle else objective.count(batch)
+            mine_counts = 0 if idle else counted(objective, batch)
             batch = to_device(batch, mesh.device)
             compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
@@ -122,7 +122,7 @@ def evaluate(
             if drawn:
                 tell(DRAWS.format(", ".join(drawn)))
             put_back()
-            count += counted
+            count += mine_counts
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
                 sums[name] = sums[name] + value if name in sums else value

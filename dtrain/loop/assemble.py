@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from dtrain.model import blocks, caveats, construct
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective, chunk_asked, prepared
+from dtrain.objective import Objective, chunk_asked, counted, prepared
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.optim.step import check_step
@@ -164,7 +164,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     seed = derive(plan.seed, "data")
     end = plan.last_step * plan.batch.size
     stream = Stream(
-        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end,
+        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=partial(counted, parts.objective), end=end,
         check=limits_of(model).check,
     )  # fmt: skip
     step = make_step(

@@ -176,7 +176,7 @@ class SpikeDetector:
         return limit(norms, self._sigma), limit(losses, self._sigma)
 
     def _judge_now(self, step: int, first: int, loss: StepLoss, norm: float, total: float) -> Spike | None:
-        count = max(1, loss.count)
+        count = loss.count or 1
         # below all of the window is below any limit: no need to know it
         if self._norms and norm <= max(self._norms) and -LARGEST <= total / count <= max(self._losses):
             self._row = 0
@@ -192,7 +192,7 @@ class SpikeDetector:
         limits = self._limits()
         bad = ~(norm <= limits[0])
         if total is not None:
-            bad |= ~((total >= -LARGEST) & (total <= min(LARGEST, limits[1] * max(1, loss.count))))
+            bad |= ~((total >= -LARGEST) & (total <= min(LARGEST, limits[1] * (loss.count or 1))))
         if self._answer != "skip":  # the state stays what it was before the spike until the host has heard of it
             bad = self._halted = bad | self._halted
         self.gate = (~bad).float()
@@ -207,7 +207,7 @@ class SpikeDetector:
 
     def _hear(self, step: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Add a step's numbers to the window, or return that they are a spike."""
-        count = max(1, step.loss.count)
+        count = step.loss.count or 1
         if not bad:
             self._row = 0
             if self._sigma is not None:

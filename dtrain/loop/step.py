@@ -35,7 +35,7 @@ class StepLoss:
     """
 
     sums: Mapping[str, Tensor]
-    count: int
+    count: float
     drawn: Sequence[str] = ()
     news: News | None = None
     """For `clip`, if the strategy does not sum what ranks tell each other about the step."""
@@ -78,7 +78,7 @@ def make_step(
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
         # `clip` makes up for it, or more ranks would overflow earlier
-        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
+        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / (share.count or 1)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         scale, sums = torch.full((), weight, dtype=torch.float32, device=mesh.device), dict[str, Tensor]()
 

@@ -1,0 +1,87 @@
+"""Objectives as users write them, a model and rows for them, and the same training as a plain loop."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtrain.model import construct
+from dtrain.model.seeds import derive
+from dtrain.objective import Loss
+
+WEIGHTS = (0.3, 0.9, 1.7)
+SAMPLES, CLASSES = 16, 3
+
+
+ODD = {"negative": -3, "no_number": math.nan, "infinite": math.inf, "none": None, "text": "3"}
+
+
+class Rows:
+    """Features [6] and a class; every fifth target does not count."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        features = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return features, torch.tensor(-100 if index % 5 == 4 else index % CLASSES)
+
+
+class Unlabelled(Rows):
+    """The same, and no target counts but those of the samples from `first` on."""
+
+    def __init__(self, first: int = SAMPLES) -> None:
+        self._first = first
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        features, target = super().__getitem__(index)
+        return features, target if index >= self._first else torch.tensor(-100)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+class OfClasses:
+    """Cross entropy whose count is the sum of the classes' weights, which is no whole number."""
+
+    unit = "samples"
+
+    def __init__(self) -> None:
+        self._weights = torch.tensor(WEIGHTS)
+
+    def count(self, batch: Any) -> Any:
+        targets = batch["targets"]
+        return float(self._weights[targets[targets != -100]].sum())
+
+    def inputs(self, batch: Any) -> Any:
+        return batch["inputs"]
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        return Loss(F.cross_entropy(outputs, batch["targets"], weight=self._weights, reduction="sum"))
+
+
+class Miscounted(OfClasses):
+    def __init__(self, answer: str) -> None:
+        super().__init__()
+        self._answer = ODD[answer]
+
+    def count(self, batch: Any) -> Any:
+        return self._answer
+
+
+def by_hand(loss_of: Callable[[Tensor, Tensor], Tensor], *, steps: int, lr: float, seed: int) -> dict[str, Any]:
+    """Steps of SGD on all rows at once: their losses, and the weights afterwards."""
+    model = construct({"_target_": "invariance.losses.net"}, facts={}, seed=derive(seed, "model"))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr), []
+    inputs, targets = (torch.stack(column) for column in zip(*map(Rows().__getitem__, range(SAMPLES)), strict=True))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {name: each.tolist() for name, each in model.named_parameters()}}

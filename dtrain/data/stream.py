@@ -31,6 +31,8 @@ from dtrain.planned import BatchShape
 
 AHEAD = 2
 """Blocks that loading processes have to read at a time."""
+UNLABELLED = 10
+"""Steps at the beginning of a run, none of which has a target that counts, after which it ends."""
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 """Largest number of bytes and of steps in a block of one rank."""
 
@@ -96,6 +98,8 @@ class Stream:
         """The position after the last of them."""
         self._ahead = 1
         self._dense: float | None = None
+        self._empty: int | None = 0
+        """Steps of this start, as long as none has had a target that counts."""
         self._ready: Iterator[StepBatch] = iter(())
         self._error: Exception | None = None
         """Of the step after those that are ready: it is raised when that step is due."""
@@ -109,6 +113,10 @@ class Stream:
             self._ready = iter(self._block())
             share = next(self._ready)
         self.first, self.seen = share.first, share.first + self._batch.size
+        if self._empty is not None:
+            self._empty = None if share.count else self._empty + 1
+            if self._empty == UNLABELLED or self.seen >= self._end:
+                self._refuse_unlabelled()
         return share
 
     def ends(self) -> bool:
@@ -118,6 +126,7 @@ class Stream:
             block = self._block() if share is None else [share]
             self._ready = iter(block)
             if not block:
+                self._refuse_unlabelled()
                 self.over = f"the stream has ended after {self.seen} samples"
         return bool(self.over)
 
@@ -195,6 +204,15 @@ class Stream:
             self._thread.shutdown(wait=True, cancel_futures=True)
         if self._replayed:
             self._replayed.close()
+
+    def _refuse_unlabelled(self) -> None:
+        """Raises WordsError if no target has counted since the beginning of the run, which has nothing to learn."""
+        if self._empty and self._empty * self._batch.size == self.seen:
+            where = f"the first {UNLABELLED} steps" if self._empty == UNLABELLED else f"any of the {self._empty} steps"
+            raise WordsError(
+                f"data: no target counts in {where}, so there is nothing to learn: all targets are -100, or rows are "
+                "single tokens, which have no next one. Look at the labels, and at what masks them."
+            )
 
     def _block(self) -> list[StepBatch]:
         """The next block's steps, on the device, with their global counts; none after the end of a stream."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
-from dtrain.evaluation.heldout import measure
+from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
@@ -42,6 +42,7 @@ class Observers:
         self._scored, self._asked, self._watchdog = scored, enough, watchdog
         plan, mesh, forward = parts.plan, parts.mesh, parts.forward
         self._measured_on = parts.measured
+        check_targets(parts.measured, parts.objective, plan.evaluate_samples)
         self._one = next((f"eval_{name}_loss" for name in parts.measured if name), "eval_loss")
         """A figure that every evaluation has."""
         self._measure = partial(

@@ -116,12 +116,15 @@ class SpikeDetector:
         self, step: int, first: int, loss: StepLoss, norm: Tensor, total: Tensor | None, *, now: bool
     ) -> Decision:
         """Decide about this update, after `step` steps, on the samples from `first` on. `now`: the host reads every
-        step at once.
+        step at once. A step in which no target counts is skipped: it has no loss to judge, and would only decay.
 
         All ranks call it, with the same `norm` and `total`.
         """
         known = math.nan
-        if not self._gates or self._fresh:
+        if not loss.count:
+            self._catch_up(0 if now else LAG)
+            spike = self._spikes.popleft() if self._spikes else None
+        elif not self._gates or self._fresh:
             self._fresh, self.gate = False, None
             self._arm(None)
             known = norm.item()
@@ -135,7 +138,7 @@ class SpikeDetector:
             return Decision("rewind", spike)
         if spike and (self._answer != "skip" or self._row >= MOST):
             return Decision("stop", spike)
-        if spike and self.gate is None:
+        if not loss.count or (spike and self.gate is None):
             return Decision("skip", spike)
         taken = self._scale is None or self._scale.accept(known)
         return Decision("apply" if taken else "skip", spike)

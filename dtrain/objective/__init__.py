@@ -223,9 +223,14 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
                 "have the model return it (Hugging Face's routers: model.config.output_router_logits=true)."
             )
         if weight:
-            summed = value.float().reshape(()) * count
+            summed = sum_of(value.float().reshape(()), count)
             total, metrics["model_loss" if name == "loss" else name] = total + weight * summed, summed.detach()
     return Loss(total, metrics)
+
+
+def sum_of(mean: Tensor, count: int | Tensor) -> Tensor:
+    """The sum of `count` terms with this mean; 0 of none, whose mean is nan. Both 0-dim."""
+    return mean.where(count > 0, 0.0) * count if isinstance(count, Tensor) else mean * count
 
 
 def _fields(outputs: Any) -> Mapping[str, Any]:

@@ -85,3 +85,30 @@ def by_hand(loss_of: Callable[[Tensor, Tensor], Tensor], *, steps: int, lr: floa
         optimizer.step()
         losses.append(loss.item())
     return {"losses": losses, "weights": {name: each.tolist() for name, each in model.named_parameters()}}
+
+
+class Judging(nn.Module):
+    """Returns its own mean, which is nan where no target of the microbatch counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x), labels)
+
+
+class Margin(nn.Module):
+    """A head as in ArcFace: cosines to a vector of each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.ones(CLASSES, CLASSES))
+
+
+class Learning(OfClasses):
+    """An objective with a head; `frozen` is nobody's to train."""
+
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self._parts = {"head": Margin().requires_grad_(not frozen)}

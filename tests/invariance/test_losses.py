@@ -1,17 +1,25 @@
 """An objective of the user's own trains as a plain loop does, on every mesh, or is refused with the reason."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from invariance.losses import ODD, SAMPLES, WEIGHTS, by_hand
+from invariance.losses import ODD, SAMPLES, WEIGHTS, Unlabelled, by_hand
 from invariance.run import _rank
 from pool import RankFailed, resident
 from small import plan
 from torch import Tensor
 
+from dtrain.data.dataset import Dataset
+from dtrain.data.order import samples
+from dtrain.model import construct
+from dtrain.model.seeds import derive
 from dtrain.planned import Plan
+from dtrain.train import train as train_plan
 
 WORDS = (
     "model._target_=invariance.losses.net", "data=dataset", "data.dataset._target_=invariance.losses.Rows", "data.holdout=0", "trust=[invariance]",
@@ -28,6 +36,16 @@ def asked(*words: str) -> Plan:
 def train(*words: str, steps: int = 3) -> dict[str, Any]:
     made = asked(*words)
     return resident(made.world, _rank, made, steps)[0]
+
+
+def launch(out: Path, *words: str) -> dict[str, Any]:
+    """A run of train.py: its rows and caveats."""
+    made = asked(*words, f"out={out}")
+    resident(made.world, train_plan, made)
+    rows, events = (
+        [*map(json.loads, (out / name).read_text().splitlines())] for name in ("metrics.jsonl", "events.jsonl")
+    )
+    return {"rows": rows, "caveats": [event["text"] for event in events if event["event"] == "caveat"]}
 
 
 def check(here: dict[str, Any], there: dict[str, Any]) -> None:
@@ -55,3 +73,61 @@ def test_a_weighted_mean_is_that_of_torch_on_every_mesh(objective: str) -> None:
 def test_a_count_that_divides_nothing_is_refused(count: str) -> None:
     with pytest.raises(RankFailed, match=r"objective Miscounted: its count returned .*\. Let it return"):
         train("objective._target_=invariance.losses.Miscounted", f"objective.answer={count}", "devices=1", steps=1)
+
+
+def test_a_step_in_which_no_target_counts_changes_nothing(tmp_path: Path) -> None:
+    def loop() -> list[float | None]:
+        model = construct({"_target_": "invariance.losses.net"}, facts={}, seed=derive(3, "model"))
+        groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == decays]} for decays in (True, False)]
+        optimizer = torch.optim.SGD([groups[0] | {"weight_decay": 0.2}, groups[1]], 0.1, momentum=0.9)
+        losses, rows = list[float | None](), Dataset(Unlabelled(first=10), holdout=0)
+        for step in range(12):
+            batch = rows.take(*samples(np.arange(2 * step, 2 * step + 2), n=SAMPLES, seed=derive(3, "data")))
+            inputs, targets = batch["inputs"], batch["targets"]
+            if bool((targets == -100).all()):
+                losses.append(None)
+                continue
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = loop()
+    assert 2 < expected.count(None) < 10
+    words = (
+        "objective=classification", "batch=2", "steps=12", "data.dataset._target_=invariance.losses.Unlabelled", "data.dataset.first=10",
+        "optim.lr=0.1", "optim.weight_decay=0.2", "optim.momentum=0.9",
+    )  # fmt: skip
+    for mesh in ("devices=1", "devices=2 strategy=ddp"):
+        run = launch(tmp_path / mesh.split()[-1], *words, mesh)
+        assert [row.get("loss") for row in run["rows"]] == [
+            loss if loss is None else pytest.approx(loss, rel=2e-6) for loss in expected
+        ]
+        assert any("changes no weight" in text for text in run["caveats"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("steps=3 data.dataset._target_=invariance.losses.Unlabelled", "data: no target counts in any of the 3 steps"),
+        ("steps=30 data.dataset._target_=invariance.losses.Unlabelled", "data: no target counts in the first 10 steps"),
+        (
+            "steps=3 data.holdout_dataset._target_=invariance.losses.Unlabelled",
+            "no target of the held-out samples counts",
+        ),
+    ],
+)
+def test_a_run_or_an_evaluation_without_a_target_ends_with_a_sentence(
+    words: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RankFailed, match=sentence):
+        launch(tmp_path, "objective=classification", words, "devices=2 strategy=ddp")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_microbatch_without_a_target_adds_nothing_to_the_models_own_loss() -> None:
+    words = "model._target_=invariance.losses.Judging objective=own devices=1"
+    alone = train(words, steps=2)
+    assert train(words, "objective.together=1", steps=2)["losses"] == pytest.approx(alone["losses"], rel=2e-6)

@@ -19,6 +19,7 @@ from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
 from dtrain.loop.unsaved import Unsaved
 from dtrain.model import caveats
+from dtrain.objective.state import Changes
 
 
 class Observers:
@@ -54,7 +55,7 @@ class Observers:
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._complete = all(map(gives_none, self._hooks))
-        self._unsaved = Unsaved(parts.model)
+        self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
         self._model, self._check, self._first = parts.model, state.check, True
         self._warned = set[str]()
         self._measured: Collection[str] = ()
@@ -89,6 +90,11 @@ class Observers:
             self._tell(
                 f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
                 "its initial value. Make it a buffer."
+            )
+        for name in self._of_objective.names():
+            self._tell(
+                f"{name} of the objective changes with every step, but each rank has its own and no checkpoint holds "
+                "it: a restart begins with its initial value. Keep it in a buffer of the model."
             )
         plan, last = self._plan, step == self._plan.last_step
         if is_due(plan.evaluate_every, step, last=last):

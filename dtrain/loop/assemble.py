@@ -24,6 +24,7 @@ from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
 from dtrain.objective import Objective, chunk_asked, counted, prepared
+from dtrain.objective.state import check_parameters
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.optim.step import check_step
@@ -118,6 +119,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
+    check_parameters(objective)
     places = [plan.out, plan.fork] if training else [plan.init or plan.out]
     built = source_of(plan, mesh, places if brought else [])
     if isinstance(built, Streamed):

@@ -73,9 +73,11 @@ class Miscounted(OfClasses):
         return self._answer
 
 
-def by_hand(loss_of: Callable[[Tensor, Tensor], Tensor], *, steps: int, lr: float, seed: int) -> dict[str, Any]:
+def by_hand(
+    loss_of: Callable[[Any, Tensor], Tensor], *, steps: int, lr: float, seed: int, model: str = "net"
+) -> dict[str, Any]:
     """Steps of SGD on all rows at once: their losses, and the weights afterwards."""
-    model = construct({"_target_": "invariance.losses.net"}, facts={}, seed=derive(seed, "model"))
+    model = construct({"_target_": f"invariance.losses.{model}"}, facts={}, seed=derive(seed, "model"))
     optimizer, losses = torch.optim.SGD(model.parameters(), lr), []
     inputs, targets = (torch.stack(column) for column in zip(*map(Rows().__getitem__, range(SAMPLES)), strict=True))
     for _ in range(steps):
@@ -112,3 +114,34 @@ class Learning(OfClasses):
     def __init__(self, frozen: bool = False) -> None:
         super().__init__()
         self._parts = {"head": Margin().requires_grad_(not frozen)}
+        self._mean = torch.zeros(CLASSES)
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        self._mean = self._mean.lerp(outputs.detach().mean(0), 0.1)
+        return super().loss(outputs @ self._parts["head"].centres, batch)
+
+
+class Uncertain(nn.Module):
+    """Beside its logits it returns what the loss needs of a parameter: log-variances (arXiv 1705.07115)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.log_variances = net(), nn.Parameter(torch.tensor([0.3, -0.2]))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layers(x), "log_variances": self.log_variances * 1}
+
+
+class OfTasks(OfClasses):
+    """Cross entropy and the size of the logits, weighed by the model's log-variances."""
+
+    def count(self, batch: Any) -> int:
+        return len(batch["targets"])
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        logits, log_variances = outputs["logits"], outputs["log_variances"]
+        tasks = F.cross_entropy(logits, batch["targets"], reduction="sum"), logits.square().sum()
+        terms = (
+            task * (-each).exp() + each * len(logits) for task, each in zip(tasks, log_variances.unbind(), strict=True)
+        )
+        return Loss(torch.stack([*terms]).sum())

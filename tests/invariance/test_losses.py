@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from invariance.losses import ODD, SAMPLES, WEIGHTS, Unlabelled, by_hand
+from invariance.losses import ODD, SAMPLES, WEIGHTS, OfTasks, Unlabelled, by_hand
 from invariance.run import _rank
 from pool import RankFailed, resident
 from small import plan
@@ -131,3 +131,13 @@ def test_a_microbatch_without_a_target_adds_nothing_to_the_models_own_loss() -> 
     words = "model._target_=invariance.losses.Judging objective=own devices=1"
     alone = train(words, steps=2)
     assert train(words, "objective.together=1", steps=2)["losses"] == pytest.approx(alone["losses"], rel=2e-6)
+
+
+def test_parameters_of_the_loss_that_the_model_returns_train_on_every_mesh() -> None:
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return OfTasks().loss(outputs, {"targets": targets}).sum / len(targets)
+
+    expected = by_hand(loss, steps=3, lr=0.1, seed=3, model="Uncertain")
+    words = "model._target_=invariance.losses.Uncertain objective._target_=invariance.losses.OfTasks optim.lr=0.1"
+    for mesh in (*MESHES, "devices=2 strategy=zero3"):
+        check(train(words, mesh), expected)

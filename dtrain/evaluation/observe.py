@@ -17,9 +17,12 @@ from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
-from dtrain.loop.unsaved import Unsaved
+from dtrain.loop.unsaved import Moved, Unsaved
 from dtrain.model import caveats
 from dtrain.objective.state import Changes
+
+MOST = 3
+"""Buffers that one sentence names."""
 
 
 class Observers:
@@ -56,6 +59,7 @@ class Observers:
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._complete = all(map(gives_none, self._hooks))
         self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
+        self._moved = Moved(parts.model)
         self._model, self._check, self._first = parts.model, state.check, True
         self._warned = set[str]()
         self._measured: Collection[str] = ()
@@ -81,6 +85,9 @@ class Observers:
             self._first = False
             self._check()
             self._report_draws(loss.drawn)
+            for caveat in loss.caveats:
+                self._tell(caveat)
+            self._report_moved(self._moved.names())
         for name in self._unsaved.changed():
             self._tell(
                 f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
@@ -136,6 +143,14 @@ class Observers:
             self._tell(
                 f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses "
                 "differ on another mesh."
+            )
+
+    def _report_moved(self, names: Sequence[str]) -> None:
+        if names:
+            listed = f"{', '.join(names[:MOST])}{f' and {len(names) - MOST} more' if len(names) > MOST else ''}"
+            self._tell(
+                f"{listed}: training changes these buffers. A forward sees one microbatch of one rank, and the ranks "
+                "average them after each step: if they hold anything of the samples, losses depend on the mesh."
             )
 
     def _report(self, step: int, figures: dict[str, float]) -> None:

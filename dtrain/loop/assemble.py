@@ -172,6 +172,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,
         precision=parts.precision, seed=plan.seed, context=parts.context, reference=parts.reference,
+        whole=about(plan.objective).get("whole"),
     )  # fmt: skip
     began = time.perf_counter() if began is None else began
     state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began, moved=plan.init)

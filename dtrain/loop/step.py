@@ -18,6 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.objective.additive import check_sum
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
@@ -39,6 +40,8 @@ class StepLoss:
     drawn: Sequence[str] = ()
     news: News | None = None
     """For `clip`, if the strategy does not sum what ranks tell each other about the step."""
+    caveats: Sequence[str] = ()
+    """Of the first step of this start."""
 
 
 Step = Callable[[Stream, int], StepLoss]
@@ -63,9 +66,10 @@ def make_step(
     seed: int,
     context: Context | None = None,
     reference: Compare | None = None,
+    whole: bool | None = None,  # as the objective states
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
-    first, shapes, drawn = Shapes(), Shapes(), list[str]()
+    first, shapes, drawn, caveats = Shapes(), Shapes(), list[str](), list[str]()
     news, again = News(Agreement(model, mesh), mesh), isinstance(model, Pipeline) and model.shape.waits
     deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
@@ -84,6 +88,8 @@ def make_step(
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
+            if not shapes and index == 0:
+                caveats.extend(check_sum(objective, outputs, batches[0], len(batches) * mesh.data_ranks, whole))
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
             return loss.sum * scale if isinstance(model, Pipeline) else loss.sum
@@ -107,7 +113,7 @@ def make_step(
             shapes.update(agreed(objective, first, mesh))
         if not sums:  # a rank without the last stage knows no loss
             sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
-        return StepLoss(sums, share.count, drawn, news.tell())
+        return StepLoss(sums, share.count, drawn, news.tell(), caveats)
 
     return step
 

@@ -23,7 +23,7 @@ def check_parameters(objective: Objective) -> None:
     """Raises WordsError for a parameter of the objective that asks for a gradient: no optimizer and no checkpoint would
     have it.
     """
-    for name, leaf in _leaves(objective):
+    for name, leaf in leaves_of(objective):
         if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
             raise WordsError(
                 f"objective {type(objective).__name__}: its parameter {name} {list(leaf.shape)} would be neither "
@@ -37,7 +37,8 @@ class Changes:
     """Finds state that an objective changes and no checkpoint has, such as a running mean or a queue."""
 
     def __init__(self, objective: Objective) -> None:
-        self._objective, self._before, self._done = objective, None, False
+        self._objective, self._done = objective, False
+        self._before: dict[str, tuple[Leaf, int]] | None = None
 
     def names(self) -> list[str]:
         """Call after every step: after the second one, returns the names of tensors and numbers that it has changed. A
@@ -45,7 +46,7 @@ class Changes:
         """
         if self._done:
             return []
-        now = {name: (leaf, _version(leaf)) for name, leaf in _leaves(self._objective)}
+        now = {name: (leaf, _version(leaf)) for name, leaf in leaves_of(self._objective)}
         before, self._before = self._before, now
         if before is None:
             return []
@@ -64,7 +65,7 @@ def _version(leaf: Leaf) -> int:
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
 
 
-def _leaves(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Leaf]]:
+def leaves_of(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Leaf]]:
     """(path, leaf) of each tensor and number that an object holds in attributes, modules and containers."""
     seen = set() if seen is None else seen
     if type(thing) in (int, float) or isinstance(thing, Tensor):
@@ -72,7 +73,7 @@ def _leaves(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterato
     elif id(thing) not in seen and path.count(".") < DEPTH:
         seen.add(id(thing))
         for name, part in _parts(thing):
-            yield from _leaves(part, f"{path}.{name}".removeprefix("."), seen)
+            yield from leaves_of(part, f"{path}.{name}".removeprefix("."), seen)
 
 
 def _parts(thing: Any) -> Iterator[tuple[Any, Any]]:

@@ -163,7 +163,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
@@ -188,7 +188,7 @@ WAITS_FOR = {
 }  # fmt: skip
 CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
-    "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
+    "generators of its own": ("model/seeds.py:_states", "model/seeds.py:kept", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
         "compile/blocks.py:prepare", "parallel/kernels.py:kernel_of",
         "objective/chunked.py:writes_wide", "parallel/checks.py:tolerance_of", "precision/fp8.py:build",

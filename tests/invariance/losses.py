@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -145,3 +145,99 @@ class OfTasks(OfClasses):
             task * (-each).exp() + each * len(logits) for task, each in zip(tasks, log_variances.unbind(), strict=True)
         )
         return Loss(torch.stack([*terms]).sum())
+
+
+class Own:
+    """An objective whose loss is a mean over the samples of a microbatch."""
+
+    unit = "samples"
+
+    def __init__(self, together: int | None = None) -> None:
+        pass
+
+    def count(self, batch: Any) -> int:
+        return len(batch["targets"])
+
+    def inputs(self, batch: Any) -> Any:
+        return batch["inputs"]
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        return Loss(self.mean(outputs, batch["targets"]) * len(batch["targets"]))
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.clamp(min=0))
+
+
+class Contrastive(Own):
+    """Samples of one class attract each other (arXiv 2004.11362)."""
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        vectors = F.normalize(outputs)
+        likeness = (vectors @ vectors.T / 0.5).fill_diagonal_(-1e9).log_softmax(1)
+        alike = (targets[:, None] == targets) & ~torch.eye(len(targets), dtype=torch.bool)
+        return -(likeness * alike).sum(1).div(alike.sum(1).clamp(min=1)).mean()
+
+
+class Triplets(Own):
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        distances = torch.cdist(outputs, outputs)
+        same = targets[:, None] == targets
+        return (distances.where(same, 0).amax(1) - distances.where(~same, 99).amin(1) + 1).relu().mean()
+
+
+class Correlation(Own):
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        pair = torch.stack((outputs[:, 0], targets.float()))
+        return 1 - torch.corrcoef(pair)[0, 1]
+
+
+class Normalised(Own):
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        return ((outputs - outputs.mean(0)) / (outputs.std(0) + 1e-3)).tanh().square().mean()
+
+
+class MeanOfMeans(Own):
+    """Its count is not the one of its mean, which leaves out a class."""
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.clamp(min=0), ignore_index=0)
+
+
+class Stated(Contrastive):
+    about: ClassVar = {"whole": True}
+
+
+class Noisy(Own):
+    """A sum, with noise of its own."""
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        return super().mean(outputs + 0.1 * torch.randn_like(outputs), targets)
+
+
+class Views(Own):
+    """Two rows of the model for each sample, all first ones before all second ones."""
+
+    def inputs(self, batch: Any) -> Any:
+        return torch.cat((batch["inputs"], -batch["inputs"]))
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        first, second = outputs.chunk(2)
+        return F.mse_loss(first, second) + F.cross_entropy(second, targets.clamp(min=0))
+
+
+class Signed(Own):
+    """Terms of both signs, which all but cancel."""
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        return ((outputs.sum(1) * 1e-4 + 100) * targets.clamp(-1, 1).sub(0.3)).mean()
+
+
+class Centred(Own):
+    """A sum that subtracts a running mean, of the batches before."""
+
+    def __init__(self, together: int | None = None) -> None:
+        self._centre = torch.zeros(CLASSES)
+
+    def mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        centre, self._centre = self._centre, self._centre.lerp(outputs.detach().float().mean(0), 0.1)
+        return F.cross_entropy(outputs - centre, targets.clamp(min=0))

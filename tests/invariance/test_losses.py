@@ -1,6 +1,7 @@
 """An objective of the user's own trains as a plain loop does, on every mesh, or is refused with the reason."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,33 @@ def test_parameters_of_the_loss_that_the_model_returns_train_on_every_mesh() -> 
     words = "model._target_=invariance.losses.Uncertain objective._target_=invariance.losses.OfTasks optim.lr=0.1"
     for mesh in (*MESHES, "devices=2 strategy=zero3"):
         check(train(words, mesh), expected)
+
+
+@pytest.mark.parametrize("name", ["Contrastive", "Triplets", "Correlation", "Normalised", "MeanOfMeans"])
+def test_a_loss_that_is_no_sum_is_told_or_refused_where_a_forward_has_a_part_of_the_batch(
+    name: str, tmp_path: Path
+) -> None:
+    words = f"objective._target_=invariance.losses.{name}"
+    (told,) = [text for text in launch(tmp_path / "one", words, "steps=1 devices=1")["caveats"] if "no sum" in text]
+    assert told.startswith(f"objective {name}: the loss of some samples is ")
+    for mesh in ("devices=2 strategy=ddp", "devices=1 microbatch=8"):
+        with pytest.raises(
+            RankFailed, match=rf"{name}: .* no sum over samples.* sees 8 of 16\. .* objective\.together=8"
+        ):
+            launch(tmp_path / mesh[:9], words, "steps=1", mesh)
+
+
+def test_a_loss_that_says_so_is_the_same_on_every_mesh_with_that_microbatch() -> None:
+    words = "objective._target_=invariance.losses.Stated objective.together=4"
+    one = train(words, "devices=1")
+    for mesh in ("devices=2 strategy=ddp", "devices=2 strategy=fsdp"):
+        check(train(words, mesh), one)
+
+
+@pytest.mark.parametrize("name", ["Own", "Noisy", "Views", "Signed", "Centred", "OfClasses"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_sum_is_taken_and_stays_as_it_was(name: str, precision: str) -> None:
+    checked = asked(f"objective._target_=invariance.losses.{name} devices=1 microbatch=8 precision={precision}")
+    unchecked = replace(checked, objective={**checked.objective, "_about_": {"whole": False}})
+    (here,), (there,) = (resident(1, _rank, each, 3) for each in (checked, unchecked))
+    assert here["losses"] == there["losses"]

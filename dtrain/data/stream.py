@@ -31,18 +31,20 @@ from dtrain.planned import BatchShape
 
 AHEAD = 2
 """Blocks that loading processes have to read at a time."""
+UNLABELLED = 10
+"""Steps at the beginning of a run, none of which has a target that counts, after which it ends."""
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 """Largest number of bytes and of steps in a block of one rank."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a step: its microbatches, the number of targets that count in the whole batch, and the
-    position of the batch's first sample.
+    """One rank's part of a step: its microbatches, the objective's count of the whole batch, and the position of the
+    batch's first sample.
     """
 
     microbatches: list[Batch]
-    count: int
+    count: float
     first: int = 0
 
 
@@ -56,13 +58,13 @@ def as_source(built: Any) -> Source:
 
 
 class Stream:
-    """An endless iterator with a StepBatch per step. `count(batch)` is the objective's number of targets that count in
-    a batch on the CPU; `end`: the position in the global order beyond which nothing is read ahead; `check(batch)`
+    """An endless iterator with a StepBatch per step. `count(batch)` is the objective's count of a batch on the CPU;
+    `end`: the position in the global order beyond which nothing is read ahead; `check(batch)`
     raises for samples, on the CPU, that the model cannot take.
     """
 
     def __init__(
-        self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int],
+        self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], float],
         end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None,
     ) -> None:  # fmt: skip
         self.seen = self.first = 0
@@ -95,7 +97,9 @@ class Stream:
         self._after = 0
         """The position after the last of them."""
         self._ahead = 1
-        self._dense: int | None = None
+        self._dense: float | None = None
+        self._empty: int | None = 0
+        """Steps of this start, as long as none has had a target that counts."""
         self._ready: Iterator[StepBatch] = iter(())
         self._error: Exception | None = None
         """Of the step after those that are ready: it is raised when that step is due."""
@@ -109,6 +113,10 @@ class Stream:
             self._ready = iter(self._block())
             share = next(self._ready)
         self.first, self.seen = share.first, share.first + self._batch.size
+        if self._empty is not None:
+            self._empty = None if share.count else self._empty + 1
+            if self._empty == UNLABELLED or self.seen >= self._end:
+                self._refuse_unlabelled()
         return share
 
     def ends(self) -> bool:
@@ -118,6 +126,7 @@ class Stream:
             block = self._block() if share is None else [share]
             self._ready = iter(block)
             if not block:
+                self._refuse_unlabelled()
                 self.over = f"the stream has ended after {self.seen} samples"
         return bool(self.over)
 
@@ -196,6 +205,15 @@ class Stream:
         if self._replayed:
             self._replayed.close()
 
+    def _refuse_unlabelled(self) -> None:
+        """Raises WordsError if no target has counted since the beginning of the run, which has nothing to learn."""
+        if self._empty and self._empty * self._batch.size == self.seen:
+            where = f"the first {UNLABELLED} steps" if self._empty == UNLABELLED else f"any of the {self._empty} steps"
+            raise WordsError(
+                f"data: no target counts in {where}, so there is nothing to learn: all targets are -100, or rows are "
+                "single tokens, which have no next one. Look at the labels, and at what masks them."
+            )
+
     def _block(self) -> list[StepBatch]:
         """The next block's steps, on the device, with their global counts; none after the end of a stream."""
         began = time.perf_counter()
@@ -246,15 +264,16 @@ class Stream:
         self._steps = min(2 * self._steps, self._most)
         return firsts
 
-    def _counts(self, steps: list[list[Batch]], number: int) -> list[int]:
-        """The targets that count in each step's whole batch: constant for dense data, else summed over ranks, for
-        the `number` of steps of a block: some may have failed to load here alone.
+    def _counts(self, steps: list[list[Batch]], number: int) -> list[float]:
+        """The count of each step's whole batch: constant for dense data, else summed over ranks, for the `number` of
+        steps of a block: some may have failed to load here alone.
         """
         if not self._source.dense:
             mine = [sum(map(self._count, parts)) for parts in steps]
-            counts = self._mesh.sum(torch.tensor(mine + [0] * (number - len(mine))))
+            counts = self._mesh.sum(torch.tensor(mine + [0] * (number - len(mine)), dtype=torch.float64))
             # the ranks of cp count the same samples
-            return (counts // (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()
+            means = (counts / (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()
+            return [int(mean) if mean.is_integer() else mean for mean in means]
         if self._dense is None:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)

@@ -4,7 +4,7 @@ Every forward starts from the buffers of training and its own random seed, so it
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,13 +15,13 @@ from torch import nn
 from dtrain import compile
 from dtrain.data import Batch, Source
 from dtrain.data.stream import to_device
-from dtrain.errors import about_data
+from dtrain.errors import WordsError, about_data
 from dtrain.evaluation.metrics import Metrics
 from dtrain.loop.step import Compare, call, check, compared, inputs_of
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating, seeds
 from dtrain.model.limits import Limits, limits_of
-from dtrain.objective import Objective, Shapes, agreed, check_padded, chunk_asked, loss_of
+from dtrain.objective import Objective, Shapes, agreed, check_padded, chunk_asked, counted, loss_of
 from dtrain.objective.figures import figures
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.optim.ema import EMA
@@ -29,8 +29,8 @@ from dtrain.parallel.context import Context
 from dtrain.precision import Precision
 
 NO_TARGET = (
-    "no target of the held-out samples counts (all are -100, or rows of one token have no next one): there is no "
-    "held-out loss of them"
+    "data: no target of the held-out samples counts (all are -100, or rows of one token have no next one), so there "
+    "is no held-out loss. Name other held-out data, or none."
 )
 DRAWS = (
     "the model still draws random numbers in evaluation (of {}): its held-out loss differs from mesh to mesh. "
@@ -44,19 +44,36 @@ def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.i
     return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
 
 
+def check_targets(sources: Mapping[str, Source], objective: Objective, samples: int | None) -> None:
+    """Raises WordsError for a source, by name as in `each`, none of whose targets counts. Reads up to the first sample
+    with one.
+    """
+    for name, source in sources.items():
+        with _named(name):
+            indices = chosen(source, 0 if source.dense else samples)
+            alone = (source.take(indices[i : i + 1], np.zeros(1, np.int64)) for i in range(len(indices)))
+            if len(indices) and not any(counted(objective, sample) for sample in alone):
+                raise WordsError(NO_TARGET)
+
+
 def each(model: nn.Module, sources: Mapping[str, Source], *arguments: Any, **options: Any) -> dict[str, float]:
     """Like `evaluate`, of several sources by name: `eval_<name>_loss`; of that with an empty name `eval_loss`. Empty if
     cut short.
     """
     metrics = dict[str, float]()
     for name, source in sources.items():
-        with about_data(f"evaluate.sets.{name}") if name else nullcontext():
+        with _named(name):
             figures = evaluate(model, source, *arguments, **options)
         if not figures:
             return {}
         named = f"eval_{name}_" if name else "eval_"
         metrics |= {figure.replace("eval_", named, 1): value for figure, value in figures.items()}
     return metrics
+
+
+def _named(name: str) -> AbstractContextManager[None]:
+    """A context whose errors name a further set."""
+    return about_data(f"evaluate.sets.{name}") if name else nullcontext()
 
 
 def measure(
@@ -87,14 +104,14 @@ def evaluate(
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts.
+    """`eval_loss` and the objective's metrics over the held-out samples. Raises WordsError if no target counts.
 
     All ranks call it and run the same number of forwards. `metrics`: figures of whole logits. `enough` is called before
     each forward, on all ranks: True cuts the evaluation short, without metrics. `tell` is called with a warning if the
     model draws random numbers.
     """
     indices, first, limits = chosen(source, samples), Shapes(), limits_of(model)
-    sums, count = dict[str, torch.Tensor](), 0
+    sums, count = dict[str, torch.Tensor](), 0.0
     deferred = partial(deferring, 0 if metrics else chunk_asked(objective), compiled=is_compiled(model))
     if metrics:
         metrics.begin()
@@ -109,7 +126,7 @@ def evaluate(
             if context or (mesh.shape.tp > 1 and start == 0):
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
             batch = context.split(batch) if context else batch
-            counted = 0 if idle else objective.count(batch)
+            count += 0 if idle else counted(objective, batch)
             batch = to_device(batch, mesh.device)
             compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
@@ -122,14 +139,14 @@ def evaluate(
             if drawn:
                 tell(DRAWS.format(", ".join(drawn)))
             put_back()
-            count += counted
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
                 sums[name] = sums[name] + value if name in sums else value
     agreed(objective, first, mesh)
     counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
-    _warn(whole, tell)
+    if len(indices) and not whole:
+        raise WordsError(NO_TARGET)
     known = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
     return {f"eval_{name}": value for name, value in (known | (metrics.figures() if metrics else {})).items()}
 
@@ -140,9 +157,3 @@ def _taken(source: Source, index: np.ndarray[Any, Any], limits: Limits, objectiv
     limits.check(batch)
     check_padded(objective, batch)
     return batch
-
-
-def _warn(count: float, tell: Callable[[str], None]) -> None:
-    """Tell of samples none of whose targets counts."""
-    if not count:
-        tell(NO_TARGET)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
-from dtrain.evaluation.heldout import measure
+from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
@@ -17,8 +17,12 @@ from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
-from dtrain.loop.unsaved import Unsaved
+from dtrain.loop.unsaved import Moved, Unsaved
 from dtrain.model import caveats
+from dtrain.objective.state import Changes
+
+MOST = 3
+"""Buffers that one sentence names."""
 
 
 class Observers:
@@ -42,6 +46,7 @@ class Observers:
         self._scored, self._asked, self._watchdog = scored, enough, watchdog
         plan, mesh, forward = parts.plan, parts.mesh, parts.forward
         self._measured_on = parts.measured
+        check_targets(parts.measured, parts.objective, plan.evaluate_samples)
         self._one = next((f"eval_{name}_loss" for name in parts.measured if name), "eval_loss")
         """A figure that every evaluation has."""
         self._measure = partial(
@@ -53,7 +58,8 @@ class Observers:
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._complete = all(map(gives_none, self._hooks))
-        self._unsaved = Unsaved(parts.model)
+        self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
+        self._moved = Moved(parts.model)
         self._model, self._check, self._first = parts.model, state.check, True
         self._warned = set[str]()
         self._measured: Collection[str] = ()
@@ -79,6 +85,9 @@ class Observers:
             self._first = False
             self._check()
             self._report_draws(loss.drawn)
+            for caveat in loss.caveats:
+                self._tell(caveat)
+            self._report_moved(self._moved.names())
         for name in self._unsaved.changed():
             self._tell(
                 f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
@@ -88,6 +97,11 @@ class Observers:
             self._tell(
                 f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
                 "its initial value. Make it a buffer."
+            )
+        for name in self._of_objective.names():
+            self._tell(
+                f"{name} of the objective changes with every step, but each rank has its own and no checkpoint holds "
+                "it: a restart begins with its initial value. Keep it in a buffer of the model."
             )
         plan, last = self._plan, step == self._plan.last_step
         if is_due(plan.evaluate_every, step, last=last):
@@ -129,6 +143,14 @@ class Observers:
             self._tell(
                 f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses "
                 "differ on another mesh."
+            )
+
+    def _report_moved(self, names: Sequence[str]) -> None:
+        if names:
+            listed = f"{', '.join(names[:MOST])}{f' and {len(names) - MOST} more' if len(names) > MOST else ''}"
+            self._tell(
+                f"{listed}: training changes these buffers. A forward sees one microbatch of one rank, and the ranks "
+                "average them after each step: if they hold anything of the samples, losses depend on the mesh."
             )
 
     def _report(self, step: int, figures: dict[str, float]) -> None:

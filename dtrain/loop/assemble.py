@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -24,7 +24,8 @@ from dtrain.model.attention import check_padding, mask_beside
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective, check_padded, chunk_asked, prepared
+from dtrain.objective import Objective, check_padded, chunk_asked, counted, prepared
+from dtrain.objective.state import check_parameters
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.optim.step import check_step
@@ -129,6 +130,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
     objective: Objective = build(plan.objective, Objective)
+    check_parameters(objective)
     places = [plan.out, plan.fork] if training else [plan.init or plan.out]
     built = source_of(plan, mesh, places if brought else [])
     if isinstance(built, Streamed):
@@ -189,11 +191,13 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
         check_padded(parts.objective, batch)
 
     stream = Stream(
-        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end, check=check
-    )
+        parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=partial(counted, parts.objective), end=end,
+        check=check,
+    )  # fmt: skip
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,
         precision=parts.precision, seed=plan.seed, context=parts.context, reference=parts.reference,
+        whole=about(plan.objective).get("whole"),
     )  # fmt: skip
     began = time.perf_counter() if began is None else began
     state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began, moved=plan.init)

@@ -201,8 +201,8 @@ class Log:
         if empty and not self._is_targetless:
             self._is_targetless = True
             self.caveat(
-                f"step {empty} has no loss, like all steps without a target that counts: its targets are -100 "
-                "everywhere, or its rows are single tokens, which have no next one"
+                f"step {empty} has no loss and changes no weight, like all steps without a target that counts: its "
+                "targets are -100 everywhere, or its rows are single tokens, which have no next one"
             )
         self._warn()
         for sentence in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):

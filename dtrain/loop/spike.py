@@ -116,12 +116,15 @@ class SpikeDetector:
         self, step: int, first: int, loss: StepLoss, norm: Tensor, total: Tensor | None, *, now: bool
     ) -> Decision:
         """Decide about this update, after `step` steps, on the samples from `first` on. `now`: the host reads every
-        step at once.
+        step at once. A step in which no target counts is skipped: it has no loss to judge, and would only decay.
 
         All ranks call it, with the same `norm` and `total`.
         """
         known = math.nan
-        if not self._gates or self._fresh:
+        if not loss.count:
+            self._catch_up(0 if now else LAG)
+            spike = self._spikes.popleft() if self._spikes else None
+        elif not self._gates or self._fresh:
             self._fresh, self.gate = False, None
             self._arm(None)
             known = norm.item()
@@ -135,7 +138,7 @@ class SpikeDetector:
             return Decision("rewind", spike)
         if spike and (self._answer != "skip" or self._row >= MOST):
             return Decision("stop", spike)
-        if spike and self.gate is None:
+        if not loss.count or (spike and self.gate is None):
             return Decision("skip", spike)
         taken = self._scale is None or self._scale.accept(known)
         return Decision("apply" if taken else "skip", spike)
@@ -176,7 +179,7 @@ class SpikeDetector:
         return limit(norms, self._sigma), limit(losses, self._sigma)
 
     def _judge_now(self, step: int, first: int, loss: StepLoss, norm: float, total: float) -> Spike | None:
-        count = max(1, loss.count)
+        count = loss.count or 1
         # below all of the window is below any limit: no need to know it
         if self._norms and norm <= max(self._norms) and -LARGEST <= total / count <= max(self._losses):
             self._row = 0
@@ -192,7 +195,7 @@ class SpikeDetector:
         limits = self._limits()
         bad = ~(norm <= limits[0])
         if total is not None:
-            bad |= ~((total >= -LARGEST) & (total <= min(LARGEST, limits[1] * max(1, loss.count))))
+            bad |= ~((total >= -LARGEST) & (total <= min(LARGEST, limits[1] * (loss.count or 1))))
         if self._answer != "skip":  # the state stays what it was before the spike until the host has heard of it
             bad = self._halted = bad | self._halted
         self.gate = (~bad).float()
@@ -207,7 +210,7 @@ class SpikeDetector:
 
     def _hear(self, step: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Add a step's numbers to the window, or return that they are a spike."""
-        count = max(1, step.loss.count)
+        count = step.loss.count or 1
         if not bad:
             self._row = 0
             if self._sigma is not None:

@@ -18,6 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
+from dtrain.objective.additive import check_sum
 from dtrain.objective.head import deferring, is_compiled
 from dtrain.parallel.checks import roots
 from dtrain.parallel.context import Context
@@ -37,10 +38,12 @@ class StepLoss:
     """
 
     sums: Mapping[str, Tensor]
-    count: int
+    count: float
     drawn: Sequence[str] = ()
     news: News | None = None
     """For `clip`, if the strategy does not sum what ranks tell each other about the step."""
+    caveats: Sequence[str] = ()
+    """Of the first step of this start."""
 
 
 Step = Callable[[Stream, int], StepLoss]
@@ -65,9 +68,10 @@ def make_step(
     seed: int,
     context: Context | None = None,
     reference: Compare | None = None,
+    whole: bool | None = None,  # as the objective states
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
-    first, shapes, drawn = Shapes(), Shapes(), list[str]()
+    first, shapes, drawn, caveats = Shapes(), Shapes(), list[str](), list[str]()
     news, again = News(Agreement(model, mesh), mesh), isinstance(model, Pipeline) and model.shape.waits
     deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
@@ -81,12 +85,14 @@ def make_step(
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
         # `clip` makes up for it, or more ranks would overflow earlier
-        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
+        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / (share.count or 1)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         scale, sums = torch.full((), weight, dtype=torch.float32, device=mesh.device), dict[str, Tensor]()
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
+            if not shapes and index == 0:
+                caveats.extend(check_sum(objective, outputs, batches[0], len(batches) * mesh.data_ranks, whole))
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
             return loss.sum * scale if isinstance(model, Pipeline) else loss.sum
@@ -112,7 +118,7 @@ def make_step(
             shapes.update(agreed(objective, first, mesh))
         if not sums:  # a rank without the last stage knows no loss
             sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
-        return StepLoss(sums, share.count, drawn, news.tell())
+        return StepLoss(sums, share.count, drawn, news.tell(), caveats)
 
     return step
 

@@ -1,4 +1,4 @@
-"""State of a model that training changes and no checkpoint has."""
+"""State of a model that training changes, and that no checkpoint has, or that ranks average."""
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,38 @@ class Unsaved:
     def _versions(self) -> dict[str, tuple[Tensor, int]]:
         buffers = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
         return {name: (buffer, buffer._version) for name, buffer in buffers if buffer is not None}
+
+
+class Moved:
+    """Finds saved floating buffers that the first step changes, but for the statistics of BatchNorm: ranks average
+    them, so what they hold of a batch depends on the mesh, as a queue of samples, a codebook or a range of activations
+    does.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners = {
+            f"{path}.{name}".removeprefix("."): (module, name)
+            for path, module in model.named_modules()
+            if not isinstance(module, Balanced | nn.modules.batchnorm._BatchNorm)
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+        }
+        self._before = self._state()
+
+    def names(self) -> list[str]:
+        """Call after the first step."""
+        now = self._state()
+        return [name for name, state in self._before.items() if name in now and now[name] != state]
+
+    def _state(self) -> dict[str, tuple[int, int, str]]:
+        """(identity, writes, sum) of each buffer; some kernels write without counting."""
+        found = ((name, module._buffers.get(key)) for name, (module, key) in self._owners.items())
+        buffers = {name: buffer for name, buffer in found if buffer is not None}
+        sums = [_read(buffer).float().sum().item() for buffer in buffers.values()]
+        return {
+            name: (id(buffer), buffer._version, str(total))
+            for (name, buffer), total in zip(buffers.items(), sums, strict=True)
+        }
 
 
 def _is_other(before: Tensor, after: Tensor) -> bool:

@@ -5,8 +5,9 @@ them.
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -113,13 +114,23 @@ def drawn(seed: int, step: int, rank: int) -> list[str]:
     """The generators (torch, cuda, numpy, python) from which something was drawn since `reseed` with the same
     arguments. Changes nothing.
     """
-    now, of_numpy, of_python = _states(), np.random.get_state(), random.getstate()
-    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+    now = _states()
+    with kept():
         reseed(seed, step, rank)
         fresh = _states()
-    np.random.set_state(of_numpy)
-    random.setstate(of_python)
     return [name for name, state in fresh.items() if state != now[name]]
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """A context after which the generators of torch, cuda, numpy and Python are where they were."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 def _states() -> dict[str, Any]:

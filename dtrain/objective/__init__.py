@@ -5,8 +5,10 @@ A mean of means is wrong as soon as two microbatches have different counts
 (https://github.com/huggingface/transformers/issues/34242).
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -40,8 +42,10 @@ class Objective(Protocol):
         """The unit of the throughput: `tokens` or `samples`."""
         ...
 
-    def count(self, batch: Batch) -> int:
-        """The number of terms in the sum over this batch; called on the CPU, before the batch moves to the device."""
+    def count(self, batch: Batch) -> float:
+        """The divisor of the sum over this batch: the number of its terms, or the sum of their weights. 0: nothing
+        counts. Called on the CPU, before the batch moves to the device.
+        """
         ...
 
     def inputs(self, batch: Batch) -> Any:
@@ -117,6 +121,20 @@ COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
 """Columns of every row of metrics.jsonl; no metric may have one of these names."""
 Shapes = dict[str, list[int]]
 """Name -> shape of the sums of a batch; the loss is `loss`."""
+
+
+def counted(objective: Objective, batch: Batch) -> float:
+    """The objective's count of a batch. Raises WordsError unless it is a finite number >= 0."""
+    count = objective.count(batch)
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = count.item()
+    if not isinstance(count, Real) or not 0 <= count < math.inf:
+        has = count if isinstance(count, Real) else an(count)
+        raise WordsError(
+            f"objective {type(objective).__name__}: its count returned {has}. Let it return what the sum of the batch "
+            "is divided by, a finite number >= 0: how many targets count, or the sum of their weights."
+        )
+    return count if isinstance(count, int) else float(count)
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
@@ -229,9 +247,14 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
                 "have the model return it (Hugging Face's routers: model.config.output_router_logits=true)."
             )
         if weight:
-            summed = value.float().reshape(()) * count
+            summed = sum_of(value.float().reshape(()), count)
             total, metrics["model_loss" if name == "loss" else name] = total + weight * summed, summed.detach()
     return Loss(total, metrics)
+
+
+def sum_of(mean: Tensor, count: int | Tensor) -> Tensor:
+    """The sum of `count` terms with this mean; 0 of none, whose mean is nan. Both 0-dim."""
+    return mean.where(count > 0, 0.0) * count if isinstance(count, Tensor) else mean * count
 
 
 def _fields(outputs: Any) -> Mapping[str, Any]:
@@ -252,12 +275,13 @@ def _dropped(name: str) -> str:
     )
 
 
-def nats(logits: Tensor, targets: Tensor) -> Tensor:
+def nats(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross entropy in nats, summed over the `targets` [N, ...] that are not IGNORE: -log softmax(logits)[target] for
-    `logits` [N, classes, ...]. Raises WordsError for a target outside of the classes.
+    `logits` [N, classes, ...], times the weight of the target if there are `weights` [classes]. Raises WordsError for a
+    target outside of the classes.
     """
     try:
-        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(logits.float(), targets, weights, ignore_index=IGNORE, reduction="sum")
     except IndexError:
         check_targets(targets, logits.shape[1])
         raise

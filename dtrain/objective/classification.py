@@ -1,8 +1,9 @@
 """Cross entropy over classes, with accuracy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dtrain.data import IGNORE, Batch
@@ -12,15 +13,25 @@ from dtrain.objective import Loss, add_losses, logits_of, nats
 
 class Classification:
     """Outputs [B, classes, ...], targets [B, ...] of integers; -100 does not count. The loss is in nats per target.
-    `losses`: weights of other losses that the model returns.
+    `losses`: weights of other losses that the model returns. `weights` [classes]: the loss is the mean weighted by
+    those of the targets, as in torch.nn.CrossEntropyLoss(weight=); the accuracy is not weighted.
     """
 
     unit = "samples"
 
-    def __init__(self, losses: Mapping[str, float] | None = None, together: int | None = None) -> None:
+    def __init__(
+        self,
+        losses: Mapping[str, float] | None = None,
+        together: int | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         self._losses = losses or {}
+        self._weights = torch.tensor(weights, device="cpu") if weights else None
 
-    def count(self, batch: Batch) -> int:
+    def count(self, batch: Batch) -> float:
+        if self._weights is not None:
+            self._check(batch["targets"], self._weights)
+            return float(_sum_of(self._weights.double(), batch["targets"]))
         return int((batch["targets"] != IGNORE).sum())
 
     def inputs(self, batch: Batch) -> Any:
@@ -40,8 +51,40 @@ class Classification:
                 + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
                 + (f" {sentence}" if (sentence := one_hot(targets)) else "")
             )
-        loss = Loss(nats(logits, targets), {"accuracy": (logits.detach().argmax(1) == targets).sum()})
-        return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
+        hits = (logits.detach().argmax(1) == targets).sum()
+        if self._weights is None:
+            loss = Loss(nats(logits, targets), {"accuracy": hits})
+            return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
+        weights = self._weights.to(logits.device)
+        if logits.shape[1] != len(weights):
+            raise WordsError(
+                f"objective.weights has {len(weights)} weights, and the model has {logits.shape[1]} classes. Give "
+                "each class a weight, in their order."
+            )
+        accuracy = torch.stack((hits, (targets != IGNORE).sum()))
+        loss = Loss(nats(logits, targets, weights), {"accuracy": accuracy})
+        return add_losses(loss, outputs, self._losses, _sum_of(weights, targets)) if self._losses else loss
+
+    def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
+        """The accuracy, where `count` is a sum of weights."""
+        if self._weights is None:
+            return {}
+        hits, counts = sums["accuracy"].tolist()
+        return {"accuracy": hits / counts}
+
+    def _check(self, targets: Tensor, weights: Tensor) -> None:
+        """Raises WordsError for a target without a weight."""
+        outside = targets[(targets != IGNORE) & ((targets < 0) | (targets >= len(weights)))]
+        if len(outside):
+            raise WordsError(
+                f"objective.weights has {len(weights)} weights, for the classes 0 to {len(weights) - 1}, and a target "
+                f"is {int(outside[0])}. Give each class a weight, in their order."
+            )
+
+
+def _sum_of(weights: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the weights of the targets that count; 0-dim."""
+    return weights[targets.long().clamp(min=0)].where(targets != IGNORE, 0).sum()
 
 
 def one_hot(targets: Tensor) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import leads
 from dtrain.errors import WordsError, an
-from dtrain.objective import Loss
+from dtrain.objective import Loss, sum_of
 
 
 class Own:
@@ -59,7 +59,7 @@ class Own:
             raise WordsError(
                 "objective=own: causal models of Hugging Face shift their labels. Type objective.over=next_tokens."
             )
-        return Loss(loss.float().reshape(()) * self._counted(batch["targets"]))
+        return Loss(sum_of(loss.float().reshape(()), self._counted(batch["targets"])))
 
     def _counted(self, targets: Any) -> int | Tensor:
         if not isinstance(targets, Tensor):

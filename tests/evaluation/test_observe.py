@@ -140,3 +140,9 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_and_told_with_its_
 def evaluations(run: Path) -> list[tuple[int, float]]:
     events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [(event["step"], event["eval_loss"]) for event in events if event["event"] == "evaluated"]
+
+
+def test_a_buffer_that_follows_the_samples_is_told_by_its_name(tmp_path: Path) -> None:
+    words = ("model._target_=wrong_models.Codebook", *WORDS)
+    (sentence,) = caveats(plan_of(tmp_path / "run", *words))
+    assert sentence.startswith("codes: training changes these buffers.")

@@ -147,7 +147,7 @@ WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
         "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
         "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
-        "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
+        "mesh/__init__.py:Mesh.gather", "objective/__init__.py:counted", "objective/classification.py:Classification.count", "objective/classification.py:Classification.figures", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "arrays of numpy: rows of files, and their order": (
@@ -163,7 +163,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
@@ -188,7 +188,7 @@ WAITS_FOR = {
 }  # fmt: skip
 CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
-    "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
+    "generators of its own": ("model/seeds.py:_states", "model/seeds.py:kept", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
         "compile/blocks.py:prepare", "parallel/kernels.py:kernel_of",
         "objective/chunked.py:writes_wide", "parallel/checks.py:tolerance_of", "precision/fp8.py:build",

@@ -67,3 +67,24 @@ def test_labels_in_another_form_are_told() -> None:
         Classification().loss(
             torch.randn(2, 3, dtype=torch.complex64), {"inputs": None, "targets": torch.tensor([0, 1])}
         )
+
+
+def test_weights_of_classes_weigh_the_loss_and_not_the_accuracy() -> None:
+    logits, targets = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, -100, 1, 2])
+    objective, weights = Classification(weights=[0.3, 0.9, 1.7]), torch.tensor([0.3, 0.9, 1.7])
+    batch = {"inputs": None, "targets": targets}
+    loss, count = objective.loss(logits, batch), objective.count(batch)
+    expected = torch.nn.functional.cross_entropy(logits, targets, weight=weights)
+    torch.testing.assert_close(loss.sum / count, expected, rtol=1e-6, atol=0)
+    hits = (logits.argmax(1) == targets).sum().item()
+    assert objective.figures({"loss": 0.0, "accuracy": loss.metrics["accuracy"]}, count) == {"accuracy": hits / 4}
+
+
+def test_weights_that_are_too_few_or_too_many_are_refused() -> None:
+    batch = {"inputs": None, "targets": torch.tensor([0, 2])}
+    with pytest.raises(
+        WordsError, match=r"objective\.weights has 2 weights, for the classes 0 to 1, and a target is 2"
+    ):
+        Classification(weights=[1.0, 2.0]).count(batch)
+    with pytest.raises(WordsError, match=r"objective\.weights has 4 weights, and the model has 3 classes"):
+        Classification(weights=[1.0] * 4).loss(torch.zeros(2, 3), batch)

@@ -226,10 +226,11 @@ def _checksums(buffers: Sequence[Tensor]) -> Tensor:
     for dtype in {buffer.dtype for buffer in buffers}:
         places = [place for place, buffer in enumerate(buffers) if buffer.dtype == dtype]
         same = [_read(buffers[place]) for place in places]
-        if dtype in SUMMED:
-            some = torch._foreach_norm(same, 2, SUMMED[dtype])
-        else:
-            some = [each.flatten().view(torch.uint8).sum() for each in same]
+        some: Sequence[Tensor] = (
+            torch._foreach_norm(same, 2, SUMMED[dtype])
+            if dtype in SUMMED
+            else [each.flatten().view(torch.uint8).sum() for each in same]
+        )
         for place, each in zip(places, some, strict=True):
             sums[place] = each
     return torch.stack([each.double() for each in sums if each is not None])

@@ -201,7 +201,8 @@ def caveats(model: nn.Module) -> list[str]:
         sentences.append(
             "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
         )
-    hooked = next((name for name, each in model.named_parameters() if each._backward_hooks), None)
+    weights = model.named_parameters()
+    hooked = next((name for name, p in weights if p._backward_hooks or p._post_accumulate_grad_hooks), None)
     if hooked:
         sentences.append(
             f"the hook of {hooked} sees the gradient of one microbatch of one rank: unless it is linear, losses depend "

@@ -42,7 +42,7 @@ class ShardWrites:
 
     def __init__(self, root: nn.Module, groups: Sequence[Any]) -> None:
         self._before: dict[Any, list[Tensor]] = {}
-        self._named = set[Any]()
+        self._labelled = set[Any]()
         """The groups whose gathered parameters have the attributes of the sharded ones: the forward may read them."""
         self._trained = [(each, each.sharded_param.requires_grad) for group in groups for each in group.fsdp_params]
         self._methods = [(group, group.pre_forward, group.post_forward) for group in groups]
@@ -59,8 +59,8 @@ class ShardWrites:
 
     def _begin(self, group: Any, proceed: Callable[..., Any], *arguments: Any) -> Any:
         result = proceed(*arguments)
-        if group not in self._named:
-            self._named.add(group)
+        if group not in self._labelled:
+            self._labelled.add(group)
             for each in group.fsdp_params:
                 for name, value in vars(each.sharded_param).items():
                     vars(each._unsharded_param).setdefault(name, value)

@@ -104,7 +104,8 @@ def check_padded(objective: Objective, batch: Batch) -> None:
         raise WordsError(
             f"data.pad: the targets are floats, which cannot be marked as not counting, and {type(objective).__name__} "
             "does not read the target_mask of a batch. Return rows of one length, or type objective=regression; a "
-            "class of your own that leaves out what batch['target_mask'] [B, T] does not name says uses_target_mask = True."
+            "class of your own that leaves out what batch['target_mask'] [B, T] does not name says uses_target_mask = "
+            "True."
         )
 
 

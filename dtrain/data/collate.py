@@ -8,7 +8,7 @@ lengths that rows had, never from a value: -100 may be a target of its own.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -54,20 +54,24 @@ def tensors(part: Any, name: str) -> Any:
         raise WordsError(f"{name} has a number above 2**63 - 1, the largest of int64.")
     if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
-    if value.dtype == torch.float64 or (value.dtype == torch.float32 and not isinstance(part, Tensor | np.ndarray)):
-        _check_size(part, value, name)
     return value.float() if value.dtype in FLOATS else value
 
 
-def _check_size(part: Any, value: Tensor, name: str) -> None:
-    """Raises WordsError for a finite number, of the tensor `value` of a part, that fp32 makes infinite."""
-    infinite = value.float().isinf()
-    if infinite.any():
-        numbers = np.asarray(part, np.float64)[infinite.numpy()] if not isinstance(part, Tensor) else value[infinite]
-        if odd := [number for number in numbers.tolist() if math.isfinite(number)]:
-            raise WordsError(
-                f"{name} has {odd[0]}, which is too large for fp32 (up to {torch.finfo().max:.2g}). Scale it."
-            )
+def check_range(made: Sequence[Any], given: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    """Raises WordsError, with its name, if one of the `given` parts has a finite number that is infinite in fp32, as
+    the tensors `made` of them have it. The parts are looked at only if a tensor has an infinity.
+    """
+    leaves = [leaf for part in made for _, leaf in _leaves(part)]
+    if not any(leaf.is_floating_point() and bool(leaf.isinf().any()) for leaf in leaves):
+        return
+    for name, part in given():
+        for _, leaf in _leaves(part):
+            numbers = np.asarray(leaf, np.float64).ravel()
+            odd = numbers[np.isfinite(numbers) & (np.abs(numbers) > torch.finfo().max)]
+            if odd.size:
+                raise WordsError(
+                    f"{name} has {odd[0]}, which is too large for fp32 (up to {torch.finfo().max:.2g}). Scale it."
+                )
 
 
 def check_entries(inputs: Any, name: str, *, place: int = 0) -> None:

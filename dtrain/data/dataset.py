@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import TARGETS, Sizes, batch_of, check_entries, joined, tree
+from dtrain.data.collate import TARGETS, Sizes, batch_of, check_entries, check_range, joined, tree
 from dtrain.data.samples import Inputs, Samples, Transform, check_call, converted, names, pick
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
@@ -54,6 +54,7 @@ class Dataset:
         held: bool = False,
         where: Callable[[int], str] = "sample {}".format,
         masks: Sequence[str] = (),
+        near: int | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
@@ -75,9 +76,8 @@ class Dataset:
         _check_functions(collate, transform)
         keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
         named = [name for name in (*masks, *names(keys[0])) if name in MASKS]
-        self._samples = Samples(
-            dataset, keys, pad, length, collate, transform, held, where, [] if pad is None else [*dict.fromkeys(named)]
-        )
+        named = [] if pad is None else [*dict.fromkeys(named)]
+        self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where, named, near)
         self._beside: str | None = None
         columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
@@ -134,6 +134,9 @@ class Dataset:
             whole = pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
             inputs, targets = converted(whole, "data.dataset:")
             check_entries(inputs, "data.dataset:", place=1)
+            check_range(
+                (inputs, targets), lambda: zip(("data.dataset: an input", "data.dataset: a target"), whole, strict=True)
+            )
             return self._batch(inputs, targets, {}), {}
         if self._workers:
             return self._processes.ask(index, epoch, self._joined)()
@@ -186,7 +189,7 @@ class Dataset:
         build = partial(
             Dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
             pad=samples.pad, length=samples.length, collate=samples.collate, transform=samples.transform,
-            workers=self._workers, columns=self._columns, held=True, masks=samples.masks,
+            workers=self._workers, columns=self._columns, held=True, masks=samples.masks, near=samples.near,
         )  # fmt: skip
         if self._kept is not None:
             return build(self._kept, split=Scattered.of(_length(self._kept), 0))

@@ -55,7 +55,7 @@ class Rows(Dataset):
         self._split_of = split or (lambda files, rows: Scattered.of(rows, holdout))
         super().__init__(
             table, shift=shift, outputs=outputs, pad=pad, length=length, transform=transform, columns=pad is None,
-            split=self._split_of(files, len(table)), where=table.where, masks=masks,
+            split=self._split_of(files, len(table)), where=table.where, masks=masks, near=table.near,
         )  # fmt: skip
 
     @property
@@ -181,6 +181,11 @@ class Table:
         self._kinds = kinds(facts, self.columns, text=False)
         target = self._target
         self.classes = _classes(facts, target) if target and self._kinds[target] == "whole" else None
+
+    @property
+    def near(self) -> int:
+        """The rows of the first block that has some."""
+        return next((size for file in self._files for size in file.facts["sizes"] if size), 0)
 
     @property
     def rounded(self) -> str:

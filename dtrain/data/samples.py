@@ -7,7 +7,7 @@ The generators of Python, numpy and torch are seeded from (i, e) before sample i
 import inspect
 import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Number
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dtrain.data import Indices
-from dtrain.data.collate import Sizes, check_entries, check_some, fixed_of, stack, tensors
+from dtrain.data.collate import Sizes, check_entries, check_range, check_some, fixed_of, stack, tensors
 from dtrain.data.order import _mix64
 from dtrain.errors import WordsError, first_line
 from dtrain.lifecycle import loaders
@@ -27,6 +27,8 @@ Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
 Transform = Callable[[Any, torch.Generator | None], Any]
 """(sample, generator of its index and pass; None for a held-out sample) -> sample."""
+HERE = "\0"
+"""The place of a sample in a message, until that is raised: to find the line of a row, all before it are counted."""
 LOOKED_AT = 64
 """Samples by which it is decided which parts are never padded to `data.length`, spread evenly over the dataset."""
 SINGLE = (Tensor, np.ndarray, int, float, str, bytes, type(None))
@@ -49,6 +51,8 @@ class Samples:
     """The words for a sample in a message."""
     masks: Sequence[str] = ()
     """The masks that the inputs need, which are created for samples without them."""
+    near: int | None = None
+    """The first samples that are read together; None: each is read by itself."""
 
     def one(self, index: int, epoch: int) -> Any:
         """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
@@ -64,7 +68,12 @@ class Samples:
             ) from error
         if self.transform:
             sample = self._transformed(self.transform, sample, index, epoch)
-        return sample if self.collate else pick(sample, self.keys, self._name(index), optional=self.masks)
+        if self.collate:
+            return sample
+        try:
+            return pick(sample, self.keys, HERE, optional=self.masks)
+        except WordsError as error:
+            raise self._at(index, error) from error
 
     def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any, Sizes]:
         """(inputs, targets, sizes): tensors or mappings of tensors, and the lengths of rows that were padded."""
@@ -73,16 +82,20 @@ class Samples:
             made = pick(self.collate(samples), self.keys, "data.collate: a batch")
             return *converted(made, "data.collate:"), {}
         rows = self._tensors(index, samples)
-        for i, (inputs, _) in zip(index, rows, strict=True):
-            check_entries(inputs, f"{self._name(int(i))}:")
-            if self.pad is not None:
-                check_some(inputs, self._name(int(i)))
         try:
-            return stack(rows, pad=self.pad, length=self.length, masks=self.masks, fixed=self._fixed)
+            batch = stack(rows, pad=self.pad, length=self.length, masks=self.masks, fixed=self._fixed)
         except WordsError as error:
             if not self.transform:
                 raise
             raise WordsError(str(error).replace("data.dataset:", "data.transform:", 1)) from error
+        check_range(batch[:2], lambda: self._parts(index, samples))
+        return batch
+
+    def _parts(self, index: Indices, samples: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+        """The parts of samples, with their names."""
+        for i, (inputs, targets) in zip(index, samples, strict=True):
+            yield f"{self._name(int(i))}: the input", inputs
+            yield f"{self._name(int(i))}: the target", targets
 
     @cached_property
     def _fixed(self) -> set[str] | None:
@@ -91,13 +104,28 @@ class Samples:
         """
         if self.pad is None or self.length is None:
             return None
-        count = len(self.dataset)
+        count = self.near or len(self.dataset)
         index = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
         samples = self._tensors(index, [self.one(int(i), 0) for i in index])
         return fixed_of(*zip(*samples, strict=True))
 
     def _tensors(self, index: Indices, samples: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return [converted(each, f"{self._name(int(i))}:") for i, each in zip(index, samples, strict=True)]
+        """Samples as tensors. Raises WordsError, with its name, for one that is none."""
+        rows = list[tuple[Any, Any]]()
+        for i, sample in zip(index, samples, strict=True):
+            try:
+                row = converted(sample, f"{HERE}:")
+                check_entries(row[0], f"{HERE}:")
+                if self.pad is not None:
+                    check_some(row[0], HERE)
+            except WordsError as error:
+                raise self._at(int(i), error) from error
+            rows.append(row)
+        return rows
+
+    def _at(self, index: int, error: WordsError) -> WordsError:
+        """The error with the name of its sample."""
+        return WordsError(str(error).replace(HERE, self._name(index)))
 
     def _name(self, index: int) -> str:
         """A sample in a message: what the dataset gives, or what the transform makes of it."""

@@ -53,7 +53,7 @@ def predict(plan: Plan) -> Result:
         task, names = about(plan.objective).get("task"), getattr(parts.source, "class_names", None)
         if task != "classification" and asked["scores"] != "none":
             raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
-        each = task == "regression" and "target_mask" in parts.source.take(index[:1], index[:1] * 0)
+        each = task == "regression" and "target_mask" in parts.source.take(np.array([0]), np.array([0]))
         facts = {
             "checkpoint": place(commit["url"]), "data": source.fingerprint, "rows": len(index),
             **{name: asked[name] for name in ("scores", "part", "batch")},

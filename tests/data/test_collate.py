@@ -338,3 +338,26 @@ def test_padding_changes_no_number_on_any_mesh(tmp_path: Path) -> None:
     )):  # fmt: skip
         result = losses(words, tmp_path / str(number))
         assert result == pytest.approx(expected, rel=2e-6), words
+
+
+def test_a_number_that_fp32_would_make_infinite_is_named(tmp_path: Path) -> None:
+    for rows in (
+        [([1.0, 2.0], 0), ([1.0, 1e300], 1)],
+        [(np.ones(2), 0), (np.array([1.0, -1e39]), 1)],
+        [(1.0, 0), (1e39, 1)],
+        [({"a": torch.ones(2, dtype=torch.float64)}, 0), ({"a": torch.tensor([1.0, 1e300], dtype=torch.float64)}, 1)],
+    ):
+        with pytest.raises(
+            WordsError, match=r"data\.dataset: sample 1: the input has .*e\+\d+, which is too large for fp32"
+        ):
+            take(Dataset(rows, holdout=0), 0, 1)
+    assert take(Dataset([(float("inf"), 0), (1.0, 1)], holdout=0), 0, 1)["inputs"].isinf().any(), "as the user gives it"
+    with pytest.raises(WordsError, match="an input has 1e"):
+        take(
+            Dataset(
+                torch.utils.data.TensorDataset(torch.tensor([1.0, 1e300], dtype=torch.float64), torch.ones(2)),
+                holdout=0,
+            ),
+            0,
+            1,
+        )

@@ -108,7 +108,7 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             watchdog.part()
-            log.record(state.step, stream.seen, loss, norm, rates, now=last or due)
+            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=last or due)
             watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model

@@ -40,6 +40,8 @@ from dtrain.storage.jsonl import Journal
 PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
 DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that loggers get."""
+OVERFLOWS = 10
+"""Steps at the beginning of a run under fp16 that are reported if all of them are skipped."""
 IDLE_SECONDS = 1.0
 """How long a run that ends by an error waits for its device."""
 
@@ -144,14 +146,15 @@ class Log:
         self._clock = self._flushed = time.perf_counter()
 
     def record(
-        self, step: int, seen: int, loss: StepLoss, norm: Tensor, rates: Mapping[str, float], *, now: bool = False
+        self, step: int, seen: int, loss: StepLoss, norm: Tensor, columns: Mapping[str, float], *, now: bool = False
     ) -> None:
-        """Record one step, after which the run has seen `seen` samples; `norm`: of the global gradient.
+        """Record one step, after which the run has seen `seen` samples; `norm`: of the global gradient; `columns`:
+        learning rates, and the precision's.
 
         Costs no device sync unless its row is due, or needed `now`.
         """
         self._reached, clock = max(step, self._reached or 0), time.perf_counter()
-        self._pending.append((step, seen, loss, norm, rates, clock - self._clock))
+        self._pending.append((step, seen, loss, norm, columns, clock - self._clock))
         self._clock = clock
         if now or step % self._every == 0:
             self.flush()
@@ -184,11 +187,11 @@ class Log:
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)
-        for index, (step, seen, loss, _, rates, seconds) in enumerate(pending):
+        for index, (step, seen, loss, _, columns, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
             if totals and loss.count:
                 row |= figures(self._objective, shapes, totals[index], loss.count)
-            row |= rates
+            row |= columns
             row |= {"norm": norms[index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
             if self._at_peak:
@@ -203,6 +206,11 @@ class Log:
             self.caveat(
                 f"step {empty} has no loss and changes no weight, like all steps without a target that counts: its "
                 "targets are -100 everywhere, or its rows are single tokens, which have no next one"
+            )
+        if any(row["step"] == row.get("skipped_steps") == OVERFLOWS for row in rows):
+            self.caveat(
+                f"precision=fp16: the gradients of the first {OVERFLOWS} steps all overflowed, so no weight has "
+                "changed yet. Type a smaller precision.scale, or precision=bf16."
             )
         self._warn()
         for sentence in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):

@@ -118,7 +118,7 @@ def chunk_asked(objective: Objective) -> int | str:
     return objective.chunk if isinstance(objective, Chunked) else 0
 
 
-COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
+COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", "loss_scale", "skipped_steps", *OF_THE_MACHINE})
 """Columns of every row of metrics.jsonl; no metric may have one of these names."""
 Shapes = dict[str, list[int]]
 """Name -> shape of the sums of a batch; the loss is `loss`."""

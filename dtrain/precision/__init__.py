@@ -21,6 +21,8 @@ class LossScale:
 
     def __init__(self, value: float, *, growth: int) -> None:
         self.value, self._growth, self._good = value, growth, 0
+        self.skipped = 0
+        """Steps that were not applied, since the beginning of the run."""
 
     def accept(self, norm: float | Tensor) -> bool:
         """Whether to apply a step with this global gradient norm; adapts the scale. Waits for the device if the norm is
@@ -29,16 +31,16 @@ class LossScale:
         finite = math.isfinite(norm)
         self._good = self._good + 1 if finite else 0
         if not finite:
-            self.value = max(self.value / 2, 1.0)
+            self.value, self.skipped = max(self.value / 2, 1.0), self.skipped + 1
         elif self._good == self._growth:
             self.value, self._good = self.value * 2, 0
         return finite
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "good": self._good}
+        return {"value": self.value, "good": self._good, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self._good = state["value"], state["good"]
+        self.value, self._good, self.skipped = state["value"], state["good"], state.get("skipped", 0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Precision:
     def scaled_by(self, ranks: int) -> float:
         """The divisor of gradients that were averaged over `ranks`."""
         return self.scale.value / ranks if self.scale else 1.0
+
+    def columns(self) -> dict[str, float]:
+        """The columns of a row after a step: with a loss scale its value for the next step, and the steps skipped so
+        far.
+        """
+        return {"loss_scale": self.scale.value, "skipped_steps": self.scale.skipped} if self.scale else {}
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.compute == self.param:

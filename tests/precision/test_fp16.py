@@ -114,3 +114,28 @@ def overflow_on_one_rank(mesh: Mesh) -> tuple[bool, float]:
 
 def test_an_overflow_on_one_rank_is_one_on_all() -> None:
     assert on_resident_mesh(overflow_on_one_rank, dp_replicate=2) == [(False, 4.0)] * 2
+
+
+def test_rows_have_the_scale_and_the_skipped_steps_and_ten_in_a_row_are_told(tmp_path: Path) -> None:
+    words = (
+        "precision=fp16", "model=mlp", "model.width=8", "data=synthetic", "data.samples=32", "batch=4", "steps=14", "logger=[]", "hook=[]",
+        "strategy=ddp", "devices=2",
+    )  # fmt: skip
+    skipped, told = {}, {}
+    for scale in (2.0**40, 2.0**10):
+        asked = plan(*words, f"precision.scale={scale}", f"out={tmp_path / str(scale)}")
+        resident(asked.world, train, asked)
+        rows, events = (
+            [*map(json.loads, Path(asked.out, name).read_text().splitlines())]
+            for name in ("metrics.jsonl", "events.jsonl")
+        )
+        for row in rows:
+            assert row["loss_scale"] == scale / 2 ** row["skipped_steps"]
+        skipped[scale] = [row["skipped_steps"] for row in rows]
+        told[scale] = [row["text"] for row in events if row["event"] == "caveat" and "fp16" in row["text"]]
+    assert skipped[2.0**10] == [0] * 14 and told[2.0**10] == []
+    assert skipped[2.0**40][:10] == [*range(1, 11)]
+    assert told[2.0**40] == [
+        "precision=fp16: the gradients of the first 10 steps all overflowed, so no weight has changed yet. Type a smaller precision.scale, or "
+        "precision=bf16."
+    ]

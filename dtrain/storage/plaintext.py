@@ -19,7 +19,7 @@ BINARY = {
 
 
 def problem(data: bytes) -> str:
-    """What is wrong with `data` as text, as the rest of a sentence about it, and what to do; empty if nothing is."""
+    """The rest of a sentence about `data` that is no text in UTF-8, and about what to do; empty if it is."""
     for magic, kind in PACKED.items():
         if data.startswith(magic):
             return f"is packed with {kind}: that is no text. Unpack it."

@@ -200,7 +200,7 @@ def test_rows_need_no_targets_and_their_columns_no_order(tmp_path: Path) -> None
     bad = plan(*words, f"predict.data={{path: {tmp_path}/bad.csv}}", f"predict.to={tmp_path}/bad.jsonl", on=ONE)
     with pytest.raises(AssertionError, match=rf"predict.data.path={tmp_path}/bad.csv: line 3: column b is 'x'"):
         resident(1, predict, bad)
-    with pytest.raises(AssertionError, match=r"predict.data: a sample is \[1\], and the model .* on \[2\]"):
+    with pytest.raises(AssertionError, match=r"predict.data: a sample is \[\], and the model .* on \[2\]"):
         resident(1, predict, replace(odd, predict={**odd.predict, "to": f"{tmp_path}/odd.jsonl"}))
 
 

@@ -124,7 +124,7 @@ MADE = {
         "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
         "backend/mpi_group.py:MpiGroup.reduce_scatter_single", "backend/mpi_group.py:MpiGroup.scatter",
     ),
-    "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/dataset.py:_classes"),
+    "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/collate.py:_with_masks", "data/collate.py:mask_of", "data/dataset.py:Dataset._joined", "data/dataset.py:_classes", "data/mixture.py:Joined.take"),
     "bytes of a checkpoint, in the memory of the host": (
         "checkpoint/adopt.py:_read_into", "checkpoint/adopt.py:read", "checkpoint/exchange.py:Exchange._answer", "checkpoint/exchange.py:Exchange._pass_on", "checkpoint/export_adapter.py:_empty", "checkpoint/importing.py:part", "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/others.py:Whole.fill", "checkpoint/memory.py:_view",
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
@@ -140,12 +140,13 @@ MADE = {
     "tokens of a prompt, which the forward that it is given to moves": (
         "model/sampling.py:answers", "model/sampling.py:_last", "evaluation/scoring.py:Rows.of", "evaluation/scoring.py:Rows.shared", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:padded",
     ),
+    "numbers of answers, which go to where these are": ("evaluation/predict.py:_counted",),
     "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
 }  # fmt: skip
 WAITS_FOR = {
     "where samples of this rank missed a parameter, and of buffers that never changed every so many steps": ("loop/agreement.py:Agreement.settle",),
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/dataset.py:_classes",
+        "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/collate.py:check_range", "data/dataset.py:_classes",
         "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/__init__.py:counted", "objective/classification.py:Classification.count", "objective/classification.py:Classification.figures", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
@@ -158,7 +159,7 @@ WAITS_FOR = {
         "data/packing.py:Packed._heldout", "data/packing.py:Packed._made", "data/packing.py:_of_blocks", "data/tokens.py:PackedTokens.order", "data/wholedocs.py:Documents.ends", "data/wholedocs.py:Documents.tokens", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
         "data/pictures.py:Pictures.take", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
         "storage/imageindex.py:Images.read", "storage/imageindex.py:_is_current", "storage/tarindex.py:Shards._places", "storage/tarindex.py:Shards._read", "storage/tarindex.py:opened",
-        "data/rows.py:Table.__getitem__", "data/rows.py:Table._parts", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split",
+        "data/rows.py:Table.__getitem__", "data/rows.py:Table._parts", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split", "storage/linekinds.py:_fits", "storage/parquetfile.py:_cast", "storage/parquetfile.py:_check_finite",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
@@ -178,12 +179,13 @@ WAITS_FOR = {
         "parallel/context.py:_lengths", "parallel/context.py:_pieces", "parallel/ring.py:_documents",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
+        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/checks.py:distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",
     ),
+    "a message, for which the run ends": ("objective/classification.py:one_hot", "objective/classification.py:_whole"),
     "predictions on the CPU of an executor": ("spark.py:predictions",),
 }  # fmt: skip
 CUDA = {

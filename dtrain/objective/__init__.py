@@ -126,7 +126,9 @@ Shapes = dict[str, list[int]]
 
 def counted(objective: Objective, batch: Batch) -> float:
     """The objective's count of a batch. Raises WordsError unless it is a finite number >= 0."""
-    count = objective.count(batch)
+    count: Any = objective.count(batch)
+    if type(count) is int and count >= 0:
+        return count
     if isinstance(count, Tensor) and count.numel() == 1:
         count = count.item()
     if not isinstance(count, Real) or not 0 <= count < math.inf:
@@ -135,7 +137,7 @@ def counted(objective: Objective, batch: Batch) -> float:
             f"objective {type(objective).__name__}: its count returned {has}. Let it return what the sum of the batch "
             "is divided by, a finite number >= 0: how many targets count, or the sum of their weights."
         )
-    return count if isinstance(count, int) else float(count)
+    return float(count)
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:

@@ -1,6 +1,6 @@
 """Cross entropy over classes, with accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,12 +65,10 @@ class Classification:
         loss = Loss(nats(logits, targets, weights), {"accuracy": accuracy})
         return add_losses(loss, outputs, self._losses, _sum_of(weights, targets)) if self._losses else loss
 
-    def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
-        """The accuracy, where `count` is a sum of weights."""
-        if self._weights is None:
-            return {}
-        hits, counts = sums["accuracy"].tolist()
-        return {"accuracy": hits / counts}
+    @property
+    def figures(self) -> Callable[[Mapping[str, Any], float], Mapping[str, float]] | None:
+        """As an objective may have it: the accuracy, where the count is a sum of weights and so is not its divisor."""
+        return None if self._weights is None else _accuracy
 
     def _check(self, targets: Tensor, weights: Tensor) -> None:
         """Raises WordsError for a target without a weight."""
@@ -80,6 +78,11 @@ class Classification:
                 f"objective.weights has {len(weights)} weights, for the classes 0 to {len(weights) - 1}, and a target "
                 f"is {int(outside[0])}. Give each class a weight, in their order."
             )
+
+
+def _accuracy(sums: Mapping[str, Any], count: float) -> Mapping[str, float]:
+    hits, targets = sums["accuracy"].tolist()
+    return {"accuracy": hits / targets}
 
 
 def _sum_of(weights: Tensor, targets: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ def test_weights_of_classes_weigh_the_loss_and_not_the_accuracy() -> None:
     expected = torch.nn.functional.cross_entropy(logits, targets, weight=weights)
     torch.testing.assert_close(loss.sum / count, expected, rtol=1e-6, atol=0)
     hits = (logits.argmax(1) == targets).sum().item()
-    assert objective.figures({"loss": 0.0, "accuracy": loss.metrics["accuracy"]}, count) == {"accuracy": hits / 4}
+    assert objective.figures and objective.figures({"loss": 0.0, "accuracy": loss.metrics["accuracy"]}, count) == {
+        "accuracy": hits / 4
+    }
 
 
 def test_weights_that_are_too_few_or_too_many_are_refused() -> None:

@@ -40,6 +40,8 @@ NAMELESS = tuple(f"{group}._target_" for group in LISTS)
 """A target without the name that parts of such a list have."""
 
 
+MOST = 3
+"""Words with an argument that a hint lists."""
 CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 
@@ -296,11 +298,14 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
 
 
 def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:
-    """A hint: a similar argument, or the word of the group that has this argument."""
+    """A hint: a similar argument, or the words of the group that have this argument."""
     near = (
         nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments])
         if arguments
         else " It takes nothing."
     )
     others = [other for other in known.options[group] if name in known.node(group, other)]
-    return f" {group}={others[0]} has it." if others and group not in LISTS and name[0] != "_" else near
+    if not others or group in LISTS or name[0] == "_":
+        return near
+    listed = " or ".join(f"{group}={other}" for other in others) if len(others) <= MOST else f"{group}={others[0]}"
+    return f" {listed} has it."

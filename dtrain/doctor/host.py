@@ -15,6 +15,7 @@ from dtrain.cluster import network
 from dtrain.config import environment
 from dtrain.doctor import Case, Finding
 from dtrain.launcher import process, zygote
+from dtrain.lifecycle import unwatched
 from dtrain.secrets import screen
 
 UNSYNCHRONISED = 5
@@ -139,7 +140,11 @@ def left(case: Case) -> Iterable[Finding]:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
         advice = f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}"
         yield Finding("left", "note", f"{len(stale)} killed run(s) left {size >> 20} MiB in memory", advice)
-    if not orphans and not stale:
+    reports = sorted(unwatched.stale())
+    if reports:
+        advice = f"any next run removes them, or rm -r {' '.join(screen.typed(str(folder)) for folder in reports)}"
+        yield Finding("left", "note", f"{len(reports)} killed run(s) left a folder of reports", advice)
+    if not orphans and not stale and not reports:
         runs_now = f"{others} other run(s) of this user on this host" if others else "no leftovers of earlier runs"
         yield Finding("left", "ok", runs_now)
 

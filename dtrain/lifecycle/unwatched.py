@@ -100,13 +100,18 @@ def _takes_reports(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (REPORT - 1) & 1)
 
 
-def remove_stale() -> None:
-    """Remove the folders for reports that processes left which were killed or ended by `os._exit`."""
+def stale() -> Iterator[Path]:
+    """The folders for reports that processes left which were killed or ended by `os._exit`."""
     name = f"dtrain-{os.getuid()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{name}*"):
         pid = folder.name.removeprefix(name).split("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            yield folder
+
+
+def remove_stale() -> None:
+    for folder in stale():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -144,7 +144,15 @@ def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | No
     """Call the objective's `loss`. Raises WordsError unless it returns a Loss whose sums have the names and shapes of
     the `first` batch; the first call fills `first`.
     """
-    loss = objective.loss(outputs, batch)
+    try:
+        loss = objective.loss(outputs, batch)
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise WordsError(
+            f"objective {type(objective).__name__}: it computes with logits that tensor.loss=split leaves split over "
+            "the vocabulary. Type tensor.loss=whole, or take them by dtrain.objective.answer(outputs)."
+        ) from error
     if not isinstance(loss, Loss):
         raise WordsError(
             f"objective {type(objective).__name__}: its loss returned {an(loss)}. "

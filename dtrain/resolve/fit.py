@@ -32,7 +32,9 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     needs, whole = about(part).get("needs"), about(part).get("whole")
     if gives == "any" and "reads" in about(config.model) and not whole:
         _check_made(config, part)
-    model, data, chosen = (config.choices[group] for group in ("model", "data", "objective"))
+    model, data, chosen = (
+        config.choices[group] or getattr(config, group)["_target_"] for group in ("model", "data", "objective")
+    )
     if gives == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
             f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset."

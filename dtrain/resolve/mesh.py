@@ -46,7 +46,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         enough = _enough(max(1, used), nodes, devices, most, exact=spare is None)
         raise WordsError(
             f"mesh: {product or 'all axes 1'} is {used} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type {' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
+            f"Type {' or '.join([enough, *_instead(config, asked, ranks, spare is not None, shards=shards)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // used} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
@@ -134,9 +134,9 @@ def undivided(shape: MeshShape, owner: str, sizes: Mapping[str, int]) -> Iterato
             yield f"mesh.tp={shape.tp} does not divide {owner}.{name}={size}. {fits}"
 
 
-def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
+def _instead(config: Config, asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
     """Suggest changes of a single degree: for each axis the nearest degrees whose product with the others is the number
-    of ranks, or divides it if `open_ended` (another axis absorbs the rest).
+    of ranks, or divides it if `open_ended` (another axis absorbs the rest), and which the model can take.
     """
     words = list[str]()
     for axis, degree in asked.items():
@@ -147,5 +147,16 @@ def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: 
             continue
         fits = divisors(ranks // others) if open_ended else [ranks // others]
         near = sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))
-        words += [f"mesh.{axis}={d}" for d in near if d != degree][:2]
+        words += [f"mesh.{axis}={d}" for d in near if d != degree and _can_take(config, axis, d)][:2]
     return words[:3]
+
+
+def _can_take(config: Config, axis: str, degree: int) -> bool:
+    """Whether the sizes that the words give are divided by this degree of an axis; True where they give none."""
+    part, facts = config.model, about(config.model)
+    sizes = {"tp": [part.get(name) for name in facts.get("tp", ())], "cp": [config.data.get("sequence")]}.get(axis, [])
+    step = 2 * degree if axis == "cp" else degree
+    blocks = [part.get(name) for name in facts.get("blocks", ())] if axis == "pp" else []
+    if blocks and all(isinstance(count, int) for count in blocks) and math.prod(blocks) < degree:
+        return False
+    return degree == 1 or not any(isinstance(size, int) and size % step for size in sizes)

@@ -12,13 +12,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dtrain import secrets
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
-from dtrain.config.word import spelling
-from dtrain.errors import WordsError
+from dtrain.config.word import cut, spelling
+from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import report
 from dtrain.predict.advice import advise
@@ -27,6 +28,7 @@ from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
+from dtrain.storage import store
 from dtrain.verb.shapes import shapes_of
 
 NO_ARGUMENTS = "_target_", "_about_"
@@ -54,6 +56,8 @@ def run(words: Sequence[str]) -> int:
         return plan, predict(plan, shapes_of(plan))
 
     plan, prediction = attempt()
+    if absent := [*_absent(plan)]:
+        raise PreflightError(*absent)
     changes = [] if prediction.fits else advise(plan, attempt)
     if for_tools:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
@@ -68,6 +72,19 @@ def run(words: Sequence[str]) -> int:
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
     return 0
+
+
+def _absent(plan: Plan) -> Iterator[str]:
+    """A sentence for each local path of data without a file, of a run on this machine. Another may have it."""
+    if fact(plan.launcher, "where") == "elsewhere" or "cluster" not in plan.why:
+        return
+    sets = {f"evaluate.sets.{name}": part for name, part in plan.evaluate_sets.items()}
+    for place, part in {"data": plan.data, **sets}.items():
+        is_ours = str(part["_target_"]).startswith("dtrain.") and fact(part, "files") != "hf"
+        asked = secrets.opened(part.get("path")) if is_ours else None
+        for path in [asked] if isinstance(asked, str) else asked or []:
+            if path != "stdlib" and store.is_local(path) and not (store.exists(path) or store.find(path)):
+                yield f"{place}.path={cut(path)}: no file is there."
 
 
 def _sweep(words: Sequence[str]) -> int:

@@ -58,7 +58,11 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("optim.lrr=3", "Did you mean optim.lr?"),
         ("lr=3", "Did you mean optim.lr?"),
         ("layers=3", "Did you mean model.layers?"),
-        ("optim.momentum=0.9", "optim=muon has it."),
+        ("optim.momentum=0.9", "optim=muon or optim=sgd has it."),
+        (
+            "objective.chunk=128",
+            "objective=auto has no chunk. objective=dpo or objective=masked or objective=next_token has it.",
+        ),
         ("logger.tensorbord.x=1", "Did you mean tensorboard?"),
         ("logger.console=1", "Type logger=[console]."),
         ("hook.sample.evry=3", "Did you mean hook.sample.every?"),

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(
     assert [one.verdict for one in findings] == ["note"]
     assert "left 3 MiB" in findings[0].text
     assert str(folder) in findings[0].advice
+
+
+def test_a_folder_of_reports_of_a_killed_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, ours = (tmp_path / f"dtrain-{os.getuid()}-{pid}-0-" for pid in (1 << 22, os.getpid()))
+    dead.mkdir()
+    ours.mkdir()
+    (advice,) = [one.advice for one in host.left(case()) if "folder of reports" in one.text]
+    assert str(dead) in advice and str(ours) not in advice
 
 
 @pytest.mark.parametrize("left", [False, True])

@@ -18,12 +18,31 @@ from torch.utils._pytree import tree_leaves
 from dtrain.data import IGNORE
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.objective import answer, head, vocabulary
+from dtrain.objective import Loss, answer, head, loss_of, vocabulary
 from dtrain.objective.head import deferring
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy
 
 WEIGHT = 0.3
+
+
+class Sharpened(NextToken):
+    """An objective of a user's own that computes with the logits."""
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        sharp = F.log_softmax(outputs / 0.5, -1).gather(-1, batch["targets"][..., None])
+        return Loss(-sharp.sum())
+
+
+def told_of(mesh: Mesh) -> str:
+    logits = distribute_tensor(drawn(8), mesh.axis("tp"), [Shard(2)])
+    with pytest.raises(WordsError) as caught:
+        loss_of(Sharpened(), logits, {"targets": torch.zeros(2, 5, dtype=torch.long)})
+    return str(caught.value)
+
+
+def test_an_objective_that_computes_with_split_logits_is_told_what_to_type() -> None:
+    assert all("Type tensor.loss=whole" in text for text in on_resident_mesh(told_of, tp=2))
 
 
 def drawn(vocab: int, *, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:

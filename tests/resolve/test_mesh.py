@@ -74,6 +74,8 @@ REFUSED = [
     (("mesh.dp_shard=0", "strategy=fsdp"), "mesh.dp_shard is an integer >= 1"),
     (("mesh.ep=0",), "mesh.ep is an integer >= 1 or null. Type mesh.ep=1"),
     (("mesh.tp=2",), "tp=2 is 2 ranks, but nodes x devices = 1 x 1 = 1"),
+    (("mesh.tp=2", "devices=3"), "= 3. Type devices=2 or mesh.tp=1."),
+    (("mesh.tp=2", "devices=3", "model.heads=6", "model.width=96"), "Type devices=2 or mesh.tp=3 or mesh.tp=1."),
     (("mesh.pp=2", "devices=3"), "pp=2 is 2 ranks, but nodes x devices = 1 x 3 = 3"),
     (("mesh.pp=4", "nodes=2", "devices=3"), "pp=4 is 4 ranks, but nodes x devices = 2 x 3 = 6"),
     (("mesh.pp=2", "mesh.tp=4", "devices=4"), "pp=2 x tp=4 is 8 ranks, but nodes x devices = 1 x 4 = 4"),

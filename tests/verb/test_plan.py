@@ -41,6 +41,13 @@ def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: p
     assert "70.6B parameters" in output
 
 
+def test_data_that_is_not_on_this_machine_is_refused_and_of_another_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "model=mlp", "data=csv", "data.path=nosuch.csv", "data.targets=y", "objective=regression"]
+    assert main(words) == 3
+    assert "data.path=nosuch.csv: no file is there." in capsys.readouterr().err
+    assert main([*words, "cluster=h100x8"]) == 0
+
+
 SYNTHETIC = "data=synthetic"
 B8 = f"{SYNTHETIC} data.sequence=8192 data.vocab=128256 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 model.hidden=14336 precision=bf16 strategy=fsdp batch=64"
 WIDE = (

@@ -1,5 +1,6 @@
 """The forwards and backwards of one optimizer step: accumulation over microbatches, or a pipeline schedule."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dtrain import compile
 from dtrain.data import Batch
@@ -52,10 +54,21 @@ Compare = Callable[[Batch, Any], Batch]
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """Inputs as arguments of the model: a mapping, and what a pair holds beside its first, become keyword arguments."""
-    if isinstance(inputs, tuple):
-        return model(inputs[0], **inputs[1])
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    """Inputs as arguments of the model: a mapping, and what a pair holds beside its first, become keyword arguments.
+    Raises WordsError for whole numbers where the model needs fractions.
+    """
+    try:
+        if isinstance(inputs, tuple):
+            return model(inputs[0], **inputs[1])
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    except RuntimeError as error:
+        whole = any(each.dtype == torch.int64 for each in tree_leaves(inputs) if isinstance(each, Tensor))
+        if whole and re.search(r"\bLong\b|\blong int\b|mixed dtype", str(error)):
+            raise WordsError(
+                "model: its forward needs fractions, and the data gives whole numbers (int64), as they are in the "
+                "file. Write x.float() in the forward, or 1.0 in the data."
+            ) from error
+        raise
 
 
 def make_step(

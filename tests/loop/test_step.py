@@ -1,11 +1,15 @@
-"""A loss that nothing can be trained by is refused in a sentence."""
+"""A loss that nothing can be trained by, and inputs of a type that the model does not take, are refused in a sentence."""
 
 from pathlib import Path
 
 import pytest
+import torch
 from launching import plan_of
 from pool import RankFailed, ranks
+from torch import nn
 
+from dtrain.errors import WordsError
+from dtrain.loop.step import call
 from dtrain.train import train
 
 
@@ -15,3 +19,14 @@ def test_outputs_without_a_gradient_are_refused_in_a_sentence(ranked: str, tmp_p
     plan = plan_of(tmp_path / "run", *words.split(), *ranked.split())
     with pytest.raises(RankFailed, match=r"WordsError.*the loss does not depend on any trained parameter"):
         ranks(plan.world, train, plan)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(4, 2), nn.Conv1d(1, 2, 3), nn.LayerNorm(4)], ids=lambda model: type(model).__name__
+)
+def test_whole_numbers_where_fractions_are_needed_are_told(model: nn.Module) -> None:
+    with pytest.raises(WordsError, match=r"Write x\.float\(\) in the forward"):
+        call(model, torch.ones(2, 1, 4, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="shape") as other:
+        call(nn.Linear(3, 2), torch.ones(2, 4))
+    assert not isinstance(other.value, WordsError)

@@ -131,13 +131,14 @@ def counted(objective: Objective, batch: Batch) -> float:
         return count
     if isinstance(count, Tensor) and count.numel() == 1:
         count = count.item()
-    if not isinstance(count, Real) or not 0 <= count < math.inf:
+    number = float(count) if isinstance(count, Real) else math.nan
+    if not 0 <= number < math.inf:
         has = count if isinstance(count, Real) else an(count)
         raise WordsError(
             f"objective {type(objective).__name__}: its count returned {has}. Let it return what the sum of the batch "
             "is divided by, a finite number >= 0: how many targets count, or the sum of their weights."
         )
-    return float(count)
+    return number
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:

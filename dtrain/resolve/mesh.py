@@ -156,7 +156,8 @@ def _can_take(config: Config, axis: str, degree: int) -> bool:
     part, facts = config.model, about(config.model)
     sizes = {"tp": [part.get(name) for name in facts.get("tp", ())], "cp": [config.data.get("sequence")]}.get(axis, [])
     step = 2 * degree if axis == "cp" else degree
-    blocks = [part.get(name) for name in facts.get("blocks", ())] if axis == "pp" else []
-    if blocks and all(isinstance(count, int) for count in blocks) and math.prod(blocks) < degree:
+    names = facts.get("blocks", ()) if axis == "pp" else ()
+    blocks = [count for name in names if isinstance(count := part.get(name), int)]
+    if names and len(blocks) == len(names) and math.prod(blocks) < degree:
         return False
     return degree == 1 or not any(isinstance(size, int) and size % step for size in sizes)

@@ -62,6 +62,13 @@ class TrainState:
 
     def __post_init__(self) -> None:
         self._built = frozenset(name for name, _ in self._model_tensors())
+        saved = {id(each) for each in self.model.state_dict(keep_vars=True).values()}
+        parameters = self.model.named_parameters()
+        if lost := [name for name, each in parameters if each.requires_grad and id(each) not in saved]:
+            raise WordsError(
+                f"model: its state_dict leaves out parameters that are trained: {', '.join(lost[:5])}. No checkpoint "
+                "would have them. Leave out frozen parameters alone."
+            )
         self._trained = {name: id(each) for name, each in self.model.named_parameters() if self.optimizer}
 
     def tensors(self) -> dict[str, Tensor]:

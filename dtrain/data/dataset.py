@@ -79,6 +79,7 @@ class Dataset:
         named = [] if pad is None else [*dict.fromkeys(named)]
         self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where, named, near)
         self._beside: str | None = None
+        self._keys_named = inputs is not None or targets is not None
         columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._split = split or Scattered.of(self._whole, holdout if holdout_dataset is None else 0)
@@ -91,6 +92,7 @@ class Dataset:
 
     @property
     def facts(self) -> Mapping[str, Any]:
+        self._check_parts()
         batch = self.take(np.array([0]), np.array([0]))
         inputs, facts = batch["inputs"], dict[str, Any]()
         if isinstance(inputs, Tensor):
@@ -106,6 +108,16 @@ class Dataset:
             outputs = targets[0].numel()
         facts |= {"outputs": outputs, "vocab": outputs} if outputs else {}
         return facts | ({"class_names": self.class_names} if self.class_names else {})
+
+    def _check_parts(self) -> None:
+        """Raises WordsError if samples are tuples of which a part would be left out."""
+        first = None if self._keys_named or self._columns else self._samples.dataset[0]
+        if isinstance(first, tuple) and len(first) > 2:
+            raise WordsError(
+                f"data.dataset: a sample of {type(self._samples.dataset).__name__} has {len(first)} parts, and without "
+                "words for them the first is the input and the second the target. Type data.inputs=[0,1] "
+                "data.targets=2, or data.inputs=0 data.targets=1 to leave out the others."
+            )
 
     @property
     def class_names(self) -> list[str] | None:

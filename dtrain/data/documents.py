@@ -71,9 +71,7 @@ def _files(path: str | Sequence[str]) -> tuple[list[tuple[str, str, str]], list[
         skip |= {"encodings", "pydoc_data"}  # tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
-        every = rowindex.found(path)
-        urls = [url for url in every if not url.rpartition("/")[2].startswith(".")] or every
-        unread = rowindex.unread([url for url in every if url not in {*urls}])
+        urls, unread = rowindex.matched(path)
         root = os.path.commonpath(urls) if len(urls) > 1 else ""
     names = {url: url[len(root) :].lstrip("/") for url in urls}
     ordered = sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest())

@@ -96,11 +96,8 @@ def make_step(
             check(model, objective, share.microbatches[0], context, mesh, precision)
         writes = None if shapes else _watch_writes(model, strategy, mesh)
         seeds.reseed(seed, number, mesh.batch_rank)
-        # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
-        # `clip` makes up for it, or more ranks would overflow earlier
-        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / (share.count or 1)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
-        scale, sums = torch.full((), weight, dtype=torch.float32, device=mesh.device), dict[str, Tensor]()
+        scale, sums = _scale(precision, mesh, share.count), dict[str, Tensor]()
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
@@ -134,6 +131,14 @@ def make_step(
         return StepLoss(sums, share.count, drawn, news.tell(), caveats)
 
     return step
+
+
+def _scale(precision: Precision, mesh: Mesh, count: float) -> Tensor:
+    """The factor of the sum of a loss, 0-dim: strategies average gradients over the ranks of the batch, and the
+    loss is a sum over all of them. Under fp16 `clip` makes up for it, or more ranks would overflow earlier.
+    """
+    weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / (count or 1)
+    return torch.full((), weight, dtype=torch.float32, device=mesh.device)
 
 
 def _watch_writes(model: nn.Module, strategy: Strategy, mesh: Mesh) -> CopyWrites | None:

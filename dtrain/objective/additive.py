@@ -49,7 +49,8 @@ def check_sum(objective: Objective, outputs: Any, batch: Batch, forwards: int, w
         return []
     sentence = (
         f"objective {type(objective).__name__}: the loss of some samples is {means[0]:.6g} at once and {means[1]:.6g} "
-        "from two parts of them. It is no sum over samples, so it depends on which of them a forward sees together"
+        "from two parts of them. It is no sum over samples (a mean is none: return the sum), so it depends on which of "
+        "them a forward sees together"
     )
     if forwards == 1:
         return [f"{sentence}: on several ranks or in microbatches its numbers are others."]

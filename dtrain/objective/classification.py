@@ -26,7 +26,7 @@ class Classification:
         weights: Sequence[float] | None = None,
     ) -> None:
         self._losses = losses or {}
-        self._weights = torch.tensor(weights, device="cpu") if weights else None
+        self._weights = torch.tensor(weights, dtype=torch.float32, device="cpu") if weights else None
 
     def count(self, batch: Batch) -> float:
         if self._weights is not None:

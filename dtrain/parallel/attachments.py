@@ -42,6 +42,7 @@ class Attachments:
 
     def __init__(self, model: nn.Module) -> None:
         self._originals = {name: _Original.of(parameter) for name, parameter in model.named_parameters()}
+        self._shared = _shared(model)
 
     def restore(self, model: nn.Module) -> None:
         """Copy what can be copied to the parameters that are new."""
@@ -57,7 +58,9 @@ class Attachments:
         self.restore(model)
         replaced = list(self._replaced(model))
         problems = ((name, original.problem) for name, _, original in replaced if original.problem)
-        name, problem = next(problems, None) or self._stale([name for name, *_ in replaced]) or ("", "")
+        names = [name for name, *_ in replaced]
+        sharing = ((name, f"shares memory with {self._shared[name]}") for name in names if name in self._shared)
+        name, problem = next(problems, None) or next(sharing, None) or self._stale(names) or ("", "")
         if problem:
             raise WordsError(f"{key}: {name} {problem}, and {act} replaces the parameter. {advice}")
 
@@ -82,6 +85,29 @@ class Attachments:
             kind = HOLDERS.get(type(holder), f"a {type(holder).__name__}")
             return name, f"is also in {kind} of yours"
         return None
+
+
+def _shared(model: nn.Module) -> dict[str, str]:
+    """Parameter -> another parameter, or a buffer, in the same memory."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    spans = sorted(
+        (each.data_ptr(), each.data_ptr() + _extent(each), name)
+        for name, each in tensors.items()
+        if type(each) in (nn.Parameter, Tensor) and each.layout == torch.strided and not each.is_meta and each.numel()
+    )
+    shared, (end, last) = dict[str, str](), (0, "")
+    for begin, until, name in spans:
+        if begin < end:
+            shared |= {name: last, last: name}
+        if until > end:
+            end, last = until, name
+    return shared
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from its first number to the end of its last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
 
 
 def _problem(parameter: nn.Parameter) -> str | None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,7 +62,8 @@ class File(Protocol):
 
 def found(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
     """The files of paths, URLs and globs, in this order. Of several that one matches, those with these suffixes alone,
-    if there are any. Raises StoreError if one matches nothing.
+    if there are any, and none whose name, or that of a folder below, begins with a dot, if there are others. Raises
+    StoreError if one matches nothing.
     """
     return matched(paths, suffixes)[0]
 
@@ -74,11 +76,21 @@ def matched(paths: str | Sequence[str], suffixes: Sequence[str] = ()) -> tuple[l
         if not matches:
             raise StoreError.during("find", path, "no file is there")
         fit = [url for url in matches if url.lower().endswith(tuple(suffixes))] or matches
+        hidden = _hidden(fit)
+        fit = [url for url in fit if url not in hidden] or fit
         files |= dict.fromkeys(fit)
         others += [url for url in matches if url not in files]
     if not files:
         raise WordsError("data.path is empty. Type data.path=<a file, folder or pattern>.")
     return [*files], unread(others, suffixes)
+
+
+def _hidden(urls: Sequence[str]) -> set[str]:
+    """Those with a name that begins with a dot, below the folder that has all of them."""
+    parts = [url.split("/") for url in urls]
+    folders = zip(*(names[:-1] for names in parts), strict=False)
+    above = sum(1 for _ in takewhile(lambda names: len({*names}) == 1, folders))
+    return {url for url, names in zip(urls, parts, strict=True) if any(name.startswith(".") for name in names[above:])}
 
 
 def unread(others: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:

@@ -3,7 +3,8 @@
 
 Sharded weights are gathered for a forward, in memory that is freed after it with what was written there. Copies stay
 alike only if every rank writes the same. So the first forward that trains is watched, by a sum over the bits of each
-weight; later ones cost nothing.
+weight, and of sharded weights forwards 2, 4, 8 and so on with the next of each, since one of a step's microbatches may
+find what another has written; the others cost nothing.
 
 Uses private attributes of FSDP2: `pre_forward`, `post_forward` and `fsdp_params` of a group, and of a parameter
 `_param_fqn`, `_module_info`, `sharded_param` and `_unsharded_param`.
@@ -36,26 +37,36 @@ def refuse_max_norm(model: nn.Module, reason: str) -> None:
 
 
 class ShardWrites:
-    """In the first forward of `root` with gradients, raises WordsError for a sharded parameter that the forward writes,
-    replaces, or leaves with another `requires_grad`. `groups`: FSDP2's parameter groups under `root`.
+    """In the watched forwards of `root` with gradients, raises WordsError for a sharded parameter that the
+    forward writes or replaces, or, in the first, leaves with another `requires_grad`. `groups`: FSDP2's parameter
+    groups under `root`.
     """
 
     def __init__(self, root: nn.Module, groups: Sequence[Any]) -> None:
+        self._root, self._groups = root, groups
         self._before: dict[Any, list[Tensor]] = {}
         self._labelled = set[Any]()
         """The groups whose gathered parameters have the attributes of the sharded ones: the forward may read them."""
         self._trained = [(each, each.sharded_param.requires_grad) for group in groups for each in group.fsdp_params]
-        self._methods = [(group, group.pre_forward, group.post_forward) for group in groups]
+        self._is_watching, self._forwards = False, 0
+        root.register_forward_pre_hook(self._start, prepend=True)
+        self._attach()
+
+    def _attach(self) -> None:
+        self._methods = [(group, group.pre_forward, group.post_forward) for group in self._groups]
         for group, begin, end in self._methods:
             group.pre_forward, group.post_forward = partial(self._begin, group, begin), partial(self._end, group, end)
-        self._is_watching = False
-        self._hooks = [
-            root.register_forward_pre_hook(self._start, prepend=True),
-            root.register_forward_hook(self._finish),
-        ]
+        self._hook = self._root.register_forward_hook(self._finish)
 
     def _start(self, root: nn.Module, arguments: Any) -> None:
-        self._is_watching = torch.is_grad_enabled()  # whatever it is in a part of the forward
+        if not torch.is_grad_enabled():
+            return
+        self._forwards += 1
+        if not (_is_power(self._forwards) or _is_power(self._forwards - 1)):
+            return
+        if self._forwards > 1:
+            self._attach()
+        self._is_watching = True  # whatever gradients are in a part of the forward
 
     def _begin(self, group: Any, proceed: Callable[..., Any], *arguments: Any) -> Any:
         result = proceed(*arguments)
@@ -85,11 +96,11 @@ class ShardWrites:
     def _finish(self, root: nn.Module, arguments: Any, output: Any) -> None:
         if not self._is_watching:
             return
-        for hook in self._hooks:
-            hook.remove()
+        self._is_watching = False
+        self._hook.remove()
         for group, begin, end in self._methods:
             group.pre_forward, group.post_forward = begin, end
-        for each, was in self._trained:
+        for each, was in self._trained if self._forwards == 1 else ():
             gathered = getattr(each, "_unsharded_param", each.sharded_param)
             if not was == each.sharded_param.requires_grad == gathered.requires_grad:
                 raise WordsError(
@@ -106,12 +117,20 @@ class CopyWrites:
     def __init__(self, roots: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
         self._roots, self._group = roots, group
         self._before = self._parameters()
+        self._frozen = {name for name, each in self._before.items() if not each.requires_grad}
         self._plain = {name: each for name, each in self._before.items() if type(each) in PLAIN and not each.is_meta}
         self._sums = _sums(self._plain.values()) if group else []
 
     def check(self) -> None:
-        """Raises WordsError for a parameter that the forward replaced, or wrote with other values on another rank."""
+        """Raises WordsError for a parameter that the forward replaced, unfroze, or wrote with other values on another
+        rank.
+        """
         for name, parameter in self._parameters().items():
+            if name in self._frozen and parameter.requires_grad:
+                raise WordsError(
+                    f"model: the forward unfreezes {name}, but the optimizer was given what is trained when the model "
+                    "is built. Build it trained, and freeze it in the forward for as long as it is to rest."
+                )
             if self._before.get(name) is not parameter:
                 raise WordsError(
                     f"model: the forward puts another parameter in the place of {name}, which the optimizer does not "
@@ -133,6 +152,11 @@ class CopyWrites:
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: parameter for root in self._roots for name, parameter in root.named_parameters()}
+
+
+def _is_power(number: int) -> bool:
+    """Whether it is 1, 2, 4, 8 and so on."""
+    return number > 0 and not number & (number - 1)
 
 
 def _sums(weights: Iterable[Tensor]) -> list[Tensor]:

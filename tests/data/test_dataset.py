@@ -291,3 +291,10 @@ def test_a_transform_that_fails_is_named_with_its_sample(transform: Any, sentenc
 def test_a_transform_that_is_no_function_is_refused() -> None:
     with pytest.raises(WordsError, match=r"data.transform: an int cannot be called with \(sample, generator\)"):
         Dataset(TensorDataset(torch.ones(4, 2), torch.ones(4)), transform=3)  # type: ignore[arg-type]
+
+
+def test_a_third_part_of_a_sample_is_not_left_out_in_silence() -> None:
+    rows = TensorDataset(torch.randn(8, 3), torch.ones(8, 3), torch.randn(8, 1))
+    with pytest.raises(WordsError, match=r"a sample of TensorDataset has 3 parts.*data\.inputs=0 data\.targets=1"):
+        _ = Dataset(rows).facts
+    assert Dataset(rows, inputs=0, targets=2).facts["outputs"] == 1

@@ -416,3 +416,21 @@ def test_numbers_that_are_not_finite_or_do_not_fit_are_told_with_their_place(sou
         made = source("parquet", path, inputs="a", holdout=0)
         with pytest.raises(DtrainError, match=f"column a has .*{what}.* in row 3"):
             made.take(np.arange(3), np.zeros(3, int))
+
+
+def test_files_that_are_hidden_are_left_out_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / ".cache" / "rows"
+    for name, value in (
+        ("a.csv", 1.5),
+        (".a.csv", 8.5),
+        (".ipynb_checkpoints/a-checkpoint.csv", 9.5),
+        ("sub/b.csv", 2.5),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"x,y\n{value},0\n")
+    source = BUILD["csv"](
+        path=str(folder), inputs=None, targets="y", holdout=0, outputs=None, cache=str(tmp_path / "cache")
+    )
+    assert sorted(source.take(np.arange(2), np.zeros(2, dtype=int))["inputs"].flatten().tolist()) == [1.5, 2.5]
+    assert len(source) == 2
+    assert "2 file(s) that it matches are not read: .a.csv, a-checkpoint.csv" in " ".join(source.notes)

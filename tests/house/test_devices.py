@@ -164,7 +164,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement._changed", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
+    "in the first step, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement.message", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
@@ -201,6 +201,7 @@ CUDA = {
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
+    "the generator of a GPU that is in use": ("evaluation/calls.py:_draws", "evaluation/calls.py:_draw_from"),
     "what a user's module or a caller of run may have started": ("launcher/local/attached.py:_refuse_cuda", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip
 REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}

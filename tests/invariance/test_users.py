@@ -34,6 +34,7 @@ FAST = (
     "attribute_of_a_parameter-zero1", "maml-ddp", "branches-fsdp", "functional_call-fsdp", "hook_on_a_gradient-fsdp", "weight_in_a_closure-fsdp",
     "data_clamped-fsdp", "teacher_in_parameters-zero1", "bias_of_a_batch-ddp", "replaced_in_forward-single", "gradient_penalty-fsdp", "frozen_at_first-ddp",
     "frozen_for_one_use-fsdp", "scripted_part-zero1", "class_of_parameters-fsdp", "embedding_with_max_norm-ddp",
+    "tied_by_data-fsdp", "clamped_later-zero1", "unfrozen_in_forward-single", "unsaved_layer-single",
 )  # fmt: skip
 """Run on every change."""
 

@@ -946,6 +946,55 @@ class FrozenForOneUse(Stack):
         return once + super().forward(x * 0.5)
 
 
+class TiedByData(Stack):
+    """Two parameters in one memory, as autoencoders tie them."""
+
+    def make(self) -> None:
+        self.layers[1].weight.data = self.layers[0].weight.data.T  # type: ignore[union-attr,assignment]
+
+
+class BufferOfWeight(Stack):
+    """A buffer in the memory of a weight."""
+
+    def make(self) -> None:
+        self.register_buffer("view", self.layers[0].weight.detach())  # type: ignore[operator]
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x + x @ self.view.T  # type: ignore[operator,union-attr]
+
+
+class Unfrozen(Stack):
+    """Frozen when it is built, and unfrozen in the forward."""
+
+    def make(self) -> None:
+        self.layers[0].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        self.layers[0].requires_grad_(True)
+        return super().forward(x)
+
+
+class ClampedLater(Stack):
+    """Clamps the weights of its head from the third forward on."""
+
+    def make(self) -> None:
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.count += 1
+        if self.count > 2:
+            self.head.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Unsaved(Stack):
+    """Its state_dict leaves out a layer that is trained."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        state = super().state_dict(*args, **options)
+        return {name: value for name, value in state.items() if "layers.1" not in name}
+
+
 @dataclass(frozen=True)
 class User:
     make: Callable[[], nn.Module]
@@ -1065,6 +1114,17 @@ USERS: dict[str, User] = {
     "step_within_a_step": User(Inner, refused=sharded("a gradient is computed before the backward of the loss")),
     "functional_call": User(Functional),
     "frozen_for_one_use": User(FrozenForOneUse),
+    "tied_by_data": User(TiedByData, refused=sharded("layers.0.weight shares memory with layers.1.weight")),
+    "buffer_of_a_weight": User(BufferOfWeight, refused=sharded("layers.0.weight shares memory with view")),
+    "unfrozen_in_forward": User(
+        Unfrozen,
+        refused=sharded("the forward changes requires_grad")
+        | dict.fromkeys(("single", "microbatches", "ddp"), "the forward unfreezes layers.0.weight"),
+    ),
+    "clamped_later": User(ClampedLater, refused=sharded("the forward writes head.weight")),
+    "unsaved_layer": User(
+        Unsaved, refused={"": "its state_dict leaves out parameters that are trained: layers.1.weight"}
+    ),
 }
 
 

@@ -1,5 +1,7 @@
 """Cross entropy over classes, with accuracy."""
 
+import math
+
 import pytest
 import torch
 
@@ -80,6 +82,11 @@ def test_weights_of_classes_weigh_the_loss_and_not_the_accuracy() -> None:
     assert objective.figures and objective.figures({"loss": 0.0, "accuracy": loss.metrics["accuracy"]}, count) == {
         "accuracy": hits / 4
     }
+
+
+def test_weights_may_be_whole_numbers() -> None:
+    batch = {"inputs": None, "targets": torch.tensor([0, 1])}
+    assert Classification(weights=[1, 5]).loss(torch.zeros(2, 2), batch).sum.item() == pytest.approx(6 * math.log(2))
 
 
 def test_weights_that_are_too_few_or_too_many_are_refused() -> None:

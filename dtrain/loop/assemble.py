@@ -20,7 +20,7 @@ from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
 from dtrain.model import blocks, caveats, construct
-from dtrain.model.attention import check_padding, mask_beside
+from dtrain.model.attention import check_padding, mask_beside, unmasked
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
@@ -72,7 +72,12 @@ class Parts:
     @property
     def caveats(self) -> list[str]:
         """Caveats about this run of the model."""
-        return [*caveats(self.model), *blockless.notes(self.plan, blocks=any(blocks(self.model)))]
+        data = self.plan.data
+        return [
+            *caveats(self.model),
+            *unmasked(self.model, data.get("pad"), data.get("inputs")),
+            *blockless.notes(self.plan, blocks=any(blocks(self.model))),
+        ]
 
     @cached_property
     def heldout(self) -> Source | None:

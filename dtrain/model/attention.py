@@ -23,6 +23,20 @@ def mask_beside(model: nn.Module) -> str | None:
     return None if _is_causal(model) and not _routes(model) else first
 
 
+def unmasked(model: nn.Module, pad: float | None, inputs: Any) -> list[str]:
+    """A sentence about a model that gets padded rows and no mask; none if it takes one or is known to be causal."""
+    takes, named = inspect.signature(model.forward).parameters, [inputs] if isinstance(inputs, str) else inputs or ()
+    if pad is None or MASK in takes or any("mask" in str(name) for name in named) or _is_causal(model):
+        return []
+    if type(model).__module__.startswith("dtrain."):
+        return []
+    return [
+        f"data.pad: the forward of {type(model).__name__} takes no attention_mask. Unless it is causal, or passes over "
+        f"{pad:g} itself, its numbers depend on how far rows are padded, and so on the ranks and on the batch of a "
+        "prediction. Let it take attention_mask [B, T]: 1 for a row, 0 for padding."
+    ]
+
+
 def check_padding(model: nn.Module, pad: float | None) -> None:
     """Raises WordsError for padding that a causal classifier of transformers takes for the last token of a row: it
     looks for the last one that is not its pad_token_id, and reads no mask.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dtrain.data import jsonl
 from dtrain.errors import WordsError
 from dtrain.evaluation.predict import predict
-from dtrain.model.attention import check_padding, mask_beside
+from dtrain.model.attention import check_padding, mask_beside, unmasked
 from dtrain.train import train
 
 ALWAYS = "steps=2 optim=sgd optim.lr=0.1 schedule.warmup=0 logger=[] hook=[] trust=[data] data=dataset data.pad=0 data.holdout=0.25 evaluate.every=0"
@@ -107,3 +107,19 @@ def test_masks_that_are_named_are_made_from_files_too(tmp_path: Path) -> None:
     )  # fmt: skip
     batch = source.take(np.arange(8), np.zeros(8, int))["inputs"]
     assert torch.equal(batch["input_ids"] == 9, batch["attention_mask"] == 0) and batch["attention_mask"].sum() == 15
+
+
+class Pooled(nn.Module):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return input_ids
+
+
+class PooledWithMask(nn.Module):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return input_ids * attention_mask
+
+
+def test_a_model_that_gets_padding_and_no_mask_is_told() -> None:
+    (sentence,) = unmasked(Pooled(), 0, ["input_ids"])
+    assert "the forward of Pooled takes no attention_mask" in sentence
+    assert unmasked(PooledWithMask(), 0, None) == unmasked(Pooled(), None, None) == []

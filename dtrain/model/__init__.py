@@ -192,7 +192,7 @@ def caveats(model: nn.Module) -> list[str]:
     """Caveats about training a model on several ranks or microbatches."""
     modules = list(model.modules())
     norms = [each for each in modules if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training]
-    drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
+    drops = any(isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0 and each.training for each in modules)
     sentences = [
         f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
         for name in sorted({own_class(module).__name__ for module in norms})

@@ -145,7 +145,7 @@ def _watch_writes(model: nn.Module, strategy: Strategy, mesh: Mesh) -> CopyWrite
     """Of the first step; shards are watched by their strategy."""
     if strategy.holds == "shards":
         return None
-    return CopyWrites(roots(model), mesh.group("batch") if mesh.batch_ranks > 1 else None)
+    return CopyWrites(roots(model), mesh)
 
 
 def _backward(loss: Tensor, scale: Tensor) -> None:

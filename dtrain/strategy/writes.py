@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 
 PLAIN = (nn.Parameter, DTensor)
@@ -111,15 +112,15 @@ class ShardWrites:
 
 class CopyWrites:
     """Create it before the first forward of copies, and call `check` after its backward, on all ranks. `roots`: the
-    model, or its stages; `group`: the ranks that hold copies of them, None if there is one.
+    model, or its stages, of which the ranks of the batch have copies.
     """
 
-    def __init__(self, roots: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
-        self._roots, self._group = roots, group
+    def __init__(self, roots: Sequence[nn.Module], mesh: Mesh) -> None:
+        self._roots, self._mesh = roots, mesh
         self._before = self._parameters()
         self._frozen = {name for name, each in self._before.items() if not each.requires_grad}
         self._plain = {name: each for name, each in self._before.items() if type(each) in PLAIN and not each.is_meta}
-        self._sums = _sums(self._plain.values()) if group else []
+        self._sums = _sums(self._plain.values()) if mesh.batch_ranks > 1 else []
 
     def check(self) -> None:
         """Raises WordsError for a parameter that the forward replaced, unfroze, or wrote with other values on another
@@ -141,7 +142,8 @@ class CopyWrites:
         now = _sums(self._plain.values())
         values = torch.stack(now) * torch.tensor(_differ(self._sums, now), device=now[0].device)
         extremes = torch.stack((values, -values))
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        group = None if self._mesh.batch_ranks == self._mesh.world else self._mesh.group("batch")
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
         spread = (extremes[0] + extremes[1]).tolist()
         differing = next((name for name, apart in zip(self._plain, spread, strict=True) if apart), None)
         if differing is not None:

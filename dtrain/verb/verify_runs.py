@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.build import build
+from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
@@ -142,7 +143,9 @@ class Runs:
             "kind": plan.checkpoint["_target_"],
             "seed": plan.seed,
         }
-        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=recording)
+        # a loss that is no sum over samples would be refused: here it shows in the numbers
+        objective = {**plan.objective, "_about_": {"whole": False, **about(plan.objective)}}
+        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=recording, objective=objective)
 
     def _launch(self, plan: Plan, name: str) -> None:
         try:

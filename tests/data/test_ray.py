@@ -111,6 +111,7 @@ print(batch["inputs"].tolist(), batch["targets"].tolist())
 """
 
 
+@pytest.mark.slow  # ten minutes and more where other tests take the cores
 @pytest.mark.campaign("network")
 def test_rows_are_the_same_in_any_blocks_and_by_either_way(tmp_path: Path, cluster: Cluster) -> None:
     env = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": ray_cluster.PATH}

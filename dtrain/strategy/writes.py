@@ -4,7 +4,7 @@
 Sharded weights are gathered for a forward, in memory that is freed after it with what was written there. Copies stay
 alike only if every rank writes the same. So the first forward that trains is watched, by a sum over the bits of each
 weight, and of sharded weights forwards 2, 4, 8 and so on with the next of each, since one of a step's microbatches may
-find what another has written; the others cost nothing.
+find what another has written (on a GPU from forward 1024 on: to compare them the host waits); the others cost nothing.
 
 Uses private attributes of FSDP2: `pre_forward`, `post_forward` and `fsdp_params` of a group, and of a parameter
 `_param_fqn`, `_module_info`, `sharded_param` and `_unsharded_param`.
@@ -23,6 +23,8 @@ from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 
+RARE = 1024
+"""The forward from which the host may wait for a GPU to compare weights again."""
 PLAIN = (nn.Parameter, DTensor)
 """Types of parameters whose bits can be read; others may lack operators."""
 
@@ -50,6 +52,7 @@ class ShardWrites:
         """The groups whose gathered parameters have the attributes of the sharded ones: the forward may read them."""
         self._trained = [(each, each.sharded_param.requires_grad) for group in groups for each in group.fsdp_params]
         self._is_watching, self._forwards = False, 0
+        self._again = 2 if all(each.sharded_param.device.type == "cpu" for each, _ in self._trained) else RARE
         root.register_forward_pre_hook(self._start, prepend=True)
         self._attach()
 
@@ -63,7 +66,8 @@ class ShardWrites:
         if not torch.is_grad_enabled():
             return
         self._forwards += 1
-        if not (_is_power(self._forwards) or _is_power(self._forwards - 1)):
+        later = self._forwards >= self._again and (_is_power(self._forwards) or _is_power(self._forwards - 1))
+        if self._forwards > 1 and not later:
             return
         if self._forwards > 1:
             self._attach()

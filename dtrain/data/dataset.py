@@ -111,10 +111,12 @@ class Dataset:
 
     def _check_parts(self) -> None:
         """Raises WordsError if samples are tuples of which a part would be left out."""
-        first = None if self._keys_named or self._columns else self._samples.dataset[0]
+        samples = self._samples
+        is_own = self._keys_named or self._columns or samples.collate or samples.transform
+        first = None if is_own else samples.dataset[0]
         if isinstance(first, tuple) and len(first) > 2:
             raise WordsError(
-                f"data.dataset: a sample of {type(self._samples.dataset).__name__} has {len(first)} parts, and without "
+                f"data.dataset: a sample of {type(samples.dataset).__name__} has {len(first)} parts, and without "
                 "words for them the first is the input and the second the target. Type data.inputs=[0,1] "
                 "data.targets=2, or data.inputs=0 data.targets=1 to leave out the others."
             )

@@ -298,3 +298,4 @@ def test_a_third_part_of_a_sample_is_not_left_out_in_silence() -> None:
     with pytest.raises(WordsError, match=r"a sample of TensorDataset has 3 parts.*data\.inputs=0 data\.targets=1"):
         _ = Dataset(rows).facts
     assert Dataset(rows, inputs=0, targets=2).facts["outputs"] == 1
+    assert Dataset(rows, transform=lambda sample, generator: (sample[0], sample[2])).facts["outputs"] == 1

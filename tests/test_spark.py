@@ -167,6 +167,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_labels_of_any_kind_are_predicted_and_what_is_refused_writes_nothing(tmp_path: Path) -> None:
     skip_without()

@@ -71,6 +71,7 @@ def test_every_operation_on_every_type(launcher: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_layouts_have_the_numbers_of_one_process(launcher: Any, tmp_path: Path) -> None:
     done = ranks(launcher, 4, str(TESTS / "backend" / "of_mpi.py"), "layouts", str(tmp_path), cwd=tmp_path)

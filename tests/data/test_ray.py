@@ -54,8 +54,9 @@ def losses(folder: Path, out: str, *words: str, address: str = "") -> list[Any]:
     return [(line["step"], line.get("loss"), line.get("eval/loss")) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_every_world_has_the_losses_of_the_same_rows_without_ray(
     world: int, tmp_path: Path, cluster: Cluster, files: Path
 ) -> None:
@@ -111,7 +112,7 @@ print(batch["inputs"].tolist(), batch["targets"].tolist())
 """
 
 
-@pytest.mark.slow  # ten minutes and more where other tests take the cores
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_rows_are_the_same_in_any_blocks_and_by_either_way(tmp_path: Path, cluster: Cluster) -> None:
     env = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": ray_cluster.PATH}
@@ -131,6 +132,7 @@ def test_rows_are_the_same_in_any_blocks_and_by_either_way(tmp_path: Path, clust
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("kills")
 def test_a_run_on_ray_goes_on_with_the_next_row(tmp_path: Path, cluster: Cluster) -> None:
     words = ("strategy=ddp", "nodes=2", "devices=2", "launcher.wait=30")
@@ -145,6 +147,7 @@ def test_a_run_on_ray_goes_on_with_the_next_row(tmp_path: Path, cluster: Cluster
     assert losses(tmp_path, "far", *far, *words, *killed, address=cluster.address) == near
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_a_run_that_leaves_no_cpu_for_the_dataset_says_so(tmp_path: Path, cluster: Cluster) -> None:
     words = ("data=ray", "data.dataset._target_=ray_rows.dataset", "data.dataset.blocks=7", "launcher=ray", "nodes=3")

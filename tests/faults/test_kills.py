@@ -101,7 +101,7 @@ def in_trouble(
     return done, storage.begun, leavings(url)
 
 
-@pytest.mark.often("single-blocking", "fsdp-blocking", "ddp-background", "pipeline-background")
+@pytest.mark.often("single-blocking", "fsdp-blocking", "ddp-background")
 @pytest.mark.parametrize(("strategy", "mode"), QUICK)
 def test_a_killed_run_equals_the_untouched_one(
     strategy: str, mode: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -232,6 +232,7 @@ def test_a_run_that_ends_by_its_own_time_limit_gives_its_nodes_back(queue: dict[
     assert list((place / "a" / "checkpoints").rglob("COMMIT.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("signals")
 def test_a_job_that_its_time_limit_cuts_goes_on_in_another(queue: dict[str, str], place: Path) -> None:
     words = [*LONG, "launcher.time=2", "launcher.save_before=30", "out=a"]

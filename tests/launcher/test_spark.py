@@ -71,6 +71,7 @@ def test_what_is_wrong_with_the_workers_is_told_before_anything_starts(
         assert "Traceback" not in done.stderr and not (tmp_path / "a" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("network")
 def test_the_secret_is_in_no_argument_and_in_no_file(
     words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -100,6 +101,7 @@ def test_the_secret_is_in_no_argument_and_in_no_file(
     assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("kills")
 def test_a_lost_executor_is_replaced_and_no_step_is_lost(
     words: list[str], cluster: tuple[str, dict[str, str]], tmp_path: Path

@@ -122,6 +122,7 @@ def test_a_folder_of_no_repository_cannot_be_brought(tmp_path: Path) -> None:
     assert done.returncode == 2 and "launcher.sync=true brings it. Leave one out" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("kills")
 def test_a_host_whose_connection_breaks_is_started_again(words: list[str], tmp_path: Path) -> None:
     place = tmp_path / "it's here"

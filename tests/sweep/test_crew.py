@@ -87,6 +87,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         ]  # fmt: skip
 
 
+@pytest.mark.often("ssh")
 @pytest.mark.campaign("kills")
 def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place: Path) -> None:
     words = ["-m", *SMALL, "steps=1000", "seed=range(0,6)", "sweep.parallel=1", "sweep.out=s"]
@@ -113,6 +114,7 @@ def test_ctrl_c_has_the_jobs_of_all_workers_save(engine: list[str], place: Path)
     assert ended == ["preempted"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("kills")
 def test_twelve_jobs_on_an_array_of_two_survive_three_preemptions(tmp_path: Path, place: Path) -> None:
     (tmp_path / "slurm").mkdir()

@@ -292,7 +292,7 @@ def test_jobs_go_on_when_what_forks_them_is_killed(tmp_path: Path) -> None:
     assert [result["status"] for result in results] == ["finished"] * 4
 
 
-@pytest.mark.often("disk")
+@pytest.mark.slow
 @pytest.mark.campaign("signals")
 @pytest.mark.parametrize("storage", ["disk", "s3"])
 def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothing_of_them(

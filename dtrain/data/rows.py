@@ -40,8 +40,9 @@ class Rows(Dataset):
         packed: bool = False, bucket: int | None = None,
     ) -> None:  # fmt: skip
         urls, self._unread = reader.matched(path)
-        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets, "pad": pad})
-        files = reader.opened(urls, columns)
+        words = {"inputs": inputs, "targets": targets, "pad": pad}
+        columns = columns_of(reader, urls[0], words)
+        files = reader.opened(urls, columns, rowfile.alone(columns, words))
         named = [inputs] if isinstance(inputs, str) else inputs
         named = columns[:-1] if named is None else named
         masks = [name for name in named if name not in columns]

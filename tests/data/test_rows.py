@@ -434,3 +434,20 @@ def test_files_that_are_hidden_are_left_out_and_named(tmp_path: Path) -> None:
     assert sorted(source.take(np.arange(2), np.zeros(2, dtype=int))["inputs"].flatten().tolist()) == [1.5, 2.5]
     assert len(source) == 2
     assert "2 file(s) that it matches are not read: .a.csv, a-checkpoint.csv" in " ".join(source.notes)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_column_that_only_some_rows_have_is_refused_unless_inputs_are_named(
+    format: str, source: Any, tmp_path: Path
+) -> None:
+    plain, more = {"a": 1.5, "b": 2, "label": 1}, {"a": 1.5, "c": 7, "b": 2, "label": 1}
+    one, two = write(tmp_path / f"1.{format}", [plain] * 3), write(tmp_path / f"2.{format}", [more] * 3)
+    for path in [[one, two], *([write(tmp_path / "3.jsonl", [plain, plain, more])] if format == "jsonl" else [])]:
+        with pytest.raises(DtrainError) as error:
+            source(format, path, inputs=None)
+        assert "has a column c, which" in str(error.value) and "Type 'data.inputs=[a,b]'" in str(error.value)
+        assert isinstance(path, list) or f"{path}: line 3: " in str(error.value)
+        given = {"path": path, "inputs": None, "targets": "label"}
+        paths = path if isinstance(path, list) else [path]
+        assert "a column c, which" in problem(Reader(format, tmp_path / "cache"), paths, given, trained=None)
+        assert len(source(format, path, holdout=0).facts["inputs"]) == 1, "inputs that are named are read alone"

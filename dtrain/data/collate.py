@@ -171,6 +171,18 @@ def _with_mask(inputs: Any, sizes: Sizes, name: str) -> Any:
     return {**named, MASK: mask_of(sizes["inputs"], rows.shape[1]).long()}
 
 
+def fractions_of(inputs: Any) -> frozenset[str]:
+    """The names of the inputs that are fractions."""
+    return frozenset(name for name, leaf in _leaves(inputs) if leaf.is_floating_point())
+
+
+def as_fractions(part: Any, names: Collection[str], name: str = "") -> Any:
+    """Inputs in which those of these names are fractions, where they are whole numbers."""
+    if isinstance(part, Mapping):
+        return {key: as_fractions(each, names, f"{name}.{key}") for key, each in part.items()}
+    return part.float() if name in names and part.dtype == torch.int64 else part
+
+
 def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     """One batch of numpy arrays from the `parts` of several processes; short rows are padded to the longest of all."""
     first = parts[0]

@@ -12,7 +12,7 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about
-from dtrain.data import Batch, Growing, Padding, Source
+from dtrain.data import Batch, Growing, Padding, Source, Typed
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
 from dtrain.errors import WordsError, about_data
@@ -35,6 +35,7 @@ from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
 from dtrain.predict import blockless
 from dtrain.schedule import Schedule
+from dtrain.storage.targetless import as_trained
 from dtrain.strategy import Strategy
 
 
@@ -90,8 +91,10 @@ class Parts:
         held = {} if self.heldout is None else {"": self.heldout}
         return held | {name: self._set(name, part) for name, part in self.plan.evaluate_sets.items()}
 
-    def masked(self, source: Source) -> Source:
-        """A source of other samples, which gives the model the mask that it needs."""
+    def like_trained(self, source: Source) -> Source:
+        """A source of other samples, which gives the model the mask that it needs, and fractions where training did."""
+        if isinstance(source, Typed) and isinstance(self.source, Typed) and source is not self.source:
+            source.with_fractions(self.source.fractions())
         if self.beside is not None and isinstance(source, Padding):
             source.with_mask(self.beside)
         return source
@@ -99,7 +102,7 @@ class Parts:
     def _set(self, name: str, part: Part) -> Source:
         """A further set. Raises WordsError if it has classes that the model lacks."""
         with about_data(f"evaluate.sets.{name}"):
-            source = self.masked(whole(as_source(build(part))))
+            source = self.like_trained(whole(as_source(build(as_trained(part, self.plan.data)))))
             if about(self.plan.objective).get("task") != "classification" or "outputs" not in self.plan.model:
                 return source
             stated, found = self.plan.model["outputs"], source.facts.get("outputs")
@@ -162,7 +165,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
         plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference,
         beside,
     )  # fmt: skip
-    parts.masked(source)
+    parts.like_trained(source)
     return parts
 
 

@@ -32,6 +32,9 @@ from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, an, first_line
 from dtrain.storage.rowfile import MASKS
 
+MOST_CLASSES = 1 << 24
+"""Classes that are read off targets; more are no classes."""
+
 
 class Dataset:
     """A Source of a map-style dataset. `inputs` and `targets` are the keys of a sample, in a tuple or a mapping;
@@ -109,14 +112,17 @@ class Dataset:
         if isinstance(inputs, Tensor):
             facts = {"inputs": list(inputs.shape[1:]), "kind": str(inputs.dtype).removeprefix("torch.")}
         classes, targets = _classes(self._samples.dataset), batch["targets"]
-        if self._outputs and classes and 1 < self._outputs < classes:
+        width = targets[0].numel() if isinstance(targets, Tensor) else None
+        if self._outputs and classes and 1 < self._outputs < classes and self._outputs != width:
             raise WordsError(
                 f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or "
                 "leave it out."
             )
+        if not self._outputs and classes and classes > MOST_CLASSES:
+            return {**facts, "unknown": too_many(f"the largest target is {classes - 1}", classes)}
         outputs = self._outputs or classes
         if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
-            outputs = targets[0].numel()
+            outputs = width
         facts |= {"outputs": outputs, "vocab": outputs} if outputs else {}
         return facts | ({"class_names": self.class_names} if self.class_names else {})
 
@@ -244,6 +250,14 @@ class Dataset:
     @cached_property
     def _processes(self) -> Workers:
         return Workers(self._samples.batch, self._workers)
+
+
+def too_many(what: str, classes: int) -> str:
+    """Why so many classes are not taken."""
+    return (
+        f"{what}, so there would be {classes} classes. Number them from 0 on, type data.outputs=<their number>, or "
+        "objective=regression if it is a quantity."
+    )
 
 
 def _check_functions(collate: Any, transform: Any) -> None:

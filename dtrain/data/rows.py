@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data import IGNORE
-from dtrain.data.dataset import Dataset
+from dtrain.data.dataset import MOST_CLASSES, Dataset, too_many
 from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
@@ -216,6 +216,8 @@ class Table:
                 f"column {name} has {least}, and classes are whole numbers from 0 on ({IGNORE}: a target that does not "
                 "count). Number the classes from 0 on."
             )
+        if self.classes and self.classes > MOST_CLASSES:
+            return too_many(f"column {name} has {self.classes - 1}", self.classes)
         return f"the files do not say how many classes column {name} has. Type data.outputs=<number of classes>."
 
     def __len__(self) -> int:

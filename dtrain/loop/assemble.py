@@ -4,7 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from dtrain.build import build
@@ -146,7 +148,8 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     source = prepared(objective, built, derive(plan.seed, "objective"))
     if isinstance(built, Streamed) and source is not built:
         raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
-    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
+    facts = facts_of(source, plan)
+    model = construct(plan.model, facts=facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     check_padding(model, plan.data.get("pad"))
     beside = mask_beside(model)
@@ -160,7 +163,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     context = context_of(mesh, plan.context["attention"])
     reference = None
     if judged:
-        reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
+        reference = reference_of(plan, mesh, facts, objective, precision, (model, forward))
     parts = Parts(
         plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference,
         beside,
@@ -178,6 +181,17 @@ def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:
         begun = mesh.on_rank_0("look for checkpoints", lambda: commits.data_of(filter(None, places)))
         source.as_of(str(begun))
     return source
+
+
+def facts_of(source: Source, plan: Plan) -> Mapping[str, Any]:
+    """The facts of the data that a model is built by. An objective that needs an output for each number of a target
+    says how many there are, whatever classes whole numbers would be.
+    """
+    if not about(plan.objective).get("alike") or plan.data.get("outputs") is not None:
+        return source.facts
+    batch = source.first() if isinstance(source, Streamed) else source.take(np.array([0]), np.array([0]))
+    outputs = batch["targets"][0].numel()
+    return {**source.facts, "outputs": outputs, "vocab": outputs}
 
 
 def prepare(parts: Parts, *, began: float | None = None) -> Training:

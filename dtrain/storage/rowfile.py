@@ -137,7 +137,7 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
 
 
 def alone(columns: Sequence[str], data: Mapping[str, Any]) -> str:
-    """What to type about a column that only some rows have; empty if the inputs are named, and others not read."""
+    """The words to type about a column that only some rows have; empty if inputs are named, and others not read."""
     if data.get("column") or data["inputs"] is not None:
         return ""
     inputs = [name for name in columns if name != data["targets"]]

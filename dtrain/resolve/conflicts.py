@@ -150,10 +150,8 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
     targets must have the same shape.
     """
     part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
-    classes, have = (
-        0 if alike else stated.get("outputs", 0),
-        None if config.data.get("inputs") else stated.get("inputs"),
-    )
+    classes = 0 if alike else stated.get("outputs", 0)
+    have = None if config.data.get("inputs") else stated.get("inputs")
     if isinstance(asked, int) and 1 < asked < classes:
         yield f"data.outputs={asked}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
         return

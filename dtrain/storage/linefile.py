@@ -17,7 +17,7 @@ import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import jsonarray, plaintext, rowindex, store
-from dtrain.storage.lineforms import LONGEST, Format, Separated
+from dtrain.storage.lineforms import LONGEST, Format, Separated, are_numbers, no_names
 from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn
 from dtrain.storage.packed import PACKED
 from dtrain.storage.rowindex import Columns, Indices
@@ -206,7 +206,9 @@ class LineFile:
                     more = next(name for name in row if name not in self.columns)
                     raise Torn(f"it has a column {more}, which the first row lacks. {self.alone}")
             except Torn as error:
-                raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
+                other = "" if error.row is None else f" in line {_lines(file, offsets[2 * error.row]) + 1}"
+                line = _lines(file, start) + 1
+                raise PreflightError(f"data.path={self.url}: line {line}: {error}{other}.{error.mend}") from None
             offsets.extend((start, start + len(line)))
 
 
@@ -237,8 +239,10 @@ def _named(url: str, form: Format, beginning: bytes) -> tuple[list[str], int]:
 
 def _check_columns(url: str, form: Format, columns: Sequence[str], names: Sequence[str]) -> None:
     """Raises WordsError for a column that is not there, and for names that another separator divides."""
-    other = form.separator_of(names) if any(name not in names for name in columns) else ""
-    if other:
+    is_lacking = any(name not in names for name in columns)
+    if is_lacking and isinstance(form, Separated) and are_numbers(names):
+        raise WordsError(f"data.path={url}: {no_names(names)}.")
+    if is_lacking and (other := form.separator_of(names)):
         raise WordsError(
             f"data.path={url}: its first line is one name, {names[0][:60]!r}: the columns seem to be separated by a "
             f"{other}. Type data.separator={other}."

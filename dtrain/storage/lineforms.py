@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,20 @@ LONGEST = 1 << 30
 """Bytes of the longest first row."""
 BOM = b"\xef\xbb\xbf"
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Whether names of columns are the numbers of a first row: all of them, or a fraction among them."""
+    kinds = {type(number(name)) for name in names if name.lower() not in ("nan", "inf", "infinity")}
+    return float in kinds or kinds == {int}
+
+
+def no_names(names: Sequence[str]) -> str:
+    """Why numbers are no names of columns."""
+    return (
+        f"the first line has numbers where the names of columns are read: {','.join(names)[:60]!r}. Write a line of "
+        "names above it, such as a,b,label"
+    )
 
 
 class Format(ABC):
@@ -86,8 +101,15 @@ class Separated(Format):
         data = np.frombuffer(beginning, np.uint8)
         ends = np.flatnonzero((data == 10) & ~self.quoted(data, 0)[0])
         end = int(ends[0]) + 1 if len(ends) else len(beginning)
-        names = self._cells(beginning[:end].removeprefix(BOM))
+        first = beginning[:end].removeprefix(BOM)
+        if mark := re.fullmatch(rb'"?sep=(.)"?\s*', first):
+            known = {mark: word for word, mark in SEPARATORS.items()}
+            word = known.get(mark[1].decode("latin-1"), f"<one of {', '.join(SEPARATORS)}>")
+            raise Torn(f"it is {first.decode().strip()!r}, of Excel. Delete it, and type data.separator={word}")
+        names = self._cells(first)
         if len({*names}) < len(names):
+            if are_numbers(names):
+                raise Torn(no_names(names))
             double = next(name for name in names if names.count(name) > 1)
             raise Torn(f"two columns have the name {double!r}")
         return names, end

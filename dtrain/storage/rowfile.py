@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import arrowfile, caching, linefile, lineforms, parquetfile, rowindex, rowlengths, store
+from dtrain.storage.linekinds import mend_of
 from dtrain.storage.rowindex import File
 
 SUFFIXES = {
@@ -205,6 +206,9 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
 
 def kinds(facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool) -> dict[str, str]:
     """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers."""
+    if not text:
+        for name in columns:
+            _check_numeral(name, (each.get("texts", {}).get(name, "") for each in facts))
     return {name: _kind(name, {each["kinds"].get(name) for each in facts} - {None}, text) for name in columns}
 
 
@@ -272,6 +276,13 @@ def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, wi
 def _are_few(files: Sequence[File]) -> bool:
     """Whether all rows are read before the launch."""
     return all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY
+
+
+def _check_numeral(name: str, texts: Iterable[str]) -> None:
+    """Raises WordsError for a column of text that stands for numbers."""
+    for text in texts:
+        if mend := mend_of(text):
+            raise WordsError(f"data: column {name} holds text, such as {text!r}.{mend}")
 
 
 def _kind(name: str, several: set[str], text: bool) -> str:

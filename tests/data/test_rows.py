@@ -189,8 +189,16 @@ def test_what_cannot_be_a_sample_is_named(format: str, source: Any, tmp_path: Pa
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_a_value_that_is_missing_is_named(format: str, source: Any, tmp_path: Path) -> None:
     path = write(tmp_path / f"holes.{format}", [{"a": 1.0, "b": 2, "label": 0}, {"a": 1.0, "b": None, "label": 0}])
-    with pytest.raises(DtrainError, match="line 2: column b is empty" if format == "jsonl" else "column b has nulls"):
+    with pytest.raises(
+        DtrainError, match="line 2: column b is empty" if format == "jsonl" else "column b has a null in row 2."
+    ):
         everything(source(format, path))
+    if format == "parquet":
+        for hole in ([1, None], None):
+            write(tmp_path / "lists.parquet", [{"a": [1, 2], "label": 0}] * 4 + [{"a": hole, "label": 0}], group=3)
+            made = source("parquet", f"{tmp_path}/lists.parquet", inputs="a")
+            with pytest.raises(DtrainError, match=f"column a has a null{' in a list' if hole else ''} in row 5. Drop"):
+                everything(made)
 
 
 @pytest.mark.parametrize(("first", "second", "float_"), [("jsonl", "jsonl", True), ("parquet", "parquet", True)])

@@ -60,12 +60,13 @@ def as_source(built: Any) -> Source:
 class Stream:
     """An endless iterator with a StepBatch per step. `count(batch)` is the objective's count of a batch on the CPU;
     `end`: the position in the global order beyond which nothing is read ahead; `check(batch)`
-    raises for samples, on the CPU, that the model cannot take.
+    raises for samples, on the CPU, that the model cannot take. `apart`: microbatches are read one by one, where no
+    other process reads, so that rows are padded to the longest of a microbatch.
     """
 
     def __init__(
         self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], float],
-        end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None,
+        end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None, apart: bool = False,
     ) -> None:  # fmt: skip
         self.seen = self.first = 0
         """Samples seen or skipped, and the position of the newest step in the global order."""
@@ -80,7 +81,7 @@ class Stream:
         """Why there is no further step, once a stream has ended."""
         self._replayed = source if isinstance(source, Streamed) else None
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
-        self._end, self._check = end, check
+        self._end, self._check, self._apart = end, check, apart
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         self._buckets = self._sorting()
@@ -295,13 +296,14 @@ class Stream:
 
     def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> list[Batch]:
         """This rank's samples of the steps that begin at these positions, on the CPU: all together, or those of each
-        microbatch where they are sorted by length.
+        microbatch where they are sorted by length or read apart.
         """
         places = self._mine(firsts)
         if asked:
             batches = [asked()]
         else:
-            parts = places.reshape(-1, self._batch.microbatch) if self._buckets else [places]
+            is_apart = self._buckets or self._apart
+            parts = places.reshape(-1, self._batch.microbatch) if is_apart else [places]
             batches = [self._source.take(*self._order(part)) for part in parts]
         for each in batches:
             self._check(each)

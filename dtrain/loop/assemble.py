@@ -214,7 +214,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
 
     stream = Stream(
         parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=partial(counted, parts.objective), end=end,
-        check=check,
+        check=check, apart=plan.data.get("pad") is not None and plan.mesh.pp == 1,
     )  # fmt: skip
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,

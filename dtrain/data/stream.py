@@ -200,6 +200,17 @@ class Stream:
         for number, sample in enumerate(self._named(index)):
             yield int(places[number]), sample, self._source.take(index[number : number + 1], epoch[number : number + 1])
 
+    def odd(self, first: int) -> list[int]:
+        """The samples of the step that begins at this position which have NaN or an infinite number; what is padded has
+        none. No step follows. All ranks call it.
+        """
+        odd = list[int]()
+        if self._thread:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        with suppress(Exception):  # of one rank, for which the others would wait
+            odd = [sample for _, sample, batch in self.alone(first) if not _is_finite(batch)]
+        return sorted({sample for mine in self._mesh.gather(odd) for sample in mine})
+
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -358,6 +369,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return batch
     return tree(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+
+
+def _is_finite(batch: Batch) -> bool:
+    """Whether all numbers of inputs and targets are finite; targets that were padded are not looked at."""
+    parts = [batch["inputs"]] if "target_mask" in batch else [batch["inputs"], batch["targets"]]
+    return all(bool(leaf.isfinite().all()) for part in parts for leaf in leaves(part))
 
 
 def _split(batch: Any, size: int) -> list[Batch]:

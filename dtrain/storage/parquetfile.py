@@ -187,7 +187,7 @@ def values(table: Any, index: Indices, url: str, first: int = 0) -> Columns:
             _check_nulls(column, f"data.path={url}: column {name}", first + index)
             columns[name] = _values(column)
     for name, column in columns.items():
-        _check_finite(column, f"data.path={url}: column {name}", first + index)
+        check_finite(column, f"data.path={url}: column {name}", first + index)
     return columns
 
 
@@ -199,9 +199,9 @@ def _cast(numbers: NDArray[Any], kind: str) -> NDArray[Any]:
         return numbers.astype(KINDS[kind])
 
 
-def _check_finite(column: Any, what: str, rows: Indices) -> None:
+def check_finite(column: Any, what: str, rows: Indices) -> None:
     """Raises PreflightError, with its row, for the first value that has a number that is not finite in fp32."""
-    if isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray) and column.dtype.kind != "O":
         if column.dtype.kind != "f" or np.isfinite(column).all():
             return
     elif not len(column) or isinstance(column[0], str):

@@ -24,6 +24,7 @@ from dtrain.data.collate import (
     check_range,
     fractions_of,
     joined,
+    rounded,
     tree,
 )  # fmt: skip
 from dtrain.data.samples import Inputs, Samples, Transform, check_call, converted, names, pick
@@ -145,9 +146,31 @@ class Dataset:
         is_list = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
         return list(classes) if is_list else None
 
+    @property
+    def notes(self) -> list[str]:
+        """A sentence about whole numbers that are rounded, as far as the first and last sample tell."""
+        ends = [] if self._samples.collate else self._ends
+        for index, (inputs, _) in zip((0, self._whole - 1), ends, strict=False):
+            if (number := rounded(inputs)) is not None:
+                near = f"{number:.0f}, which fp32 rounds to {np.float32(number):.0f}"
+                return [
+                    f"data: {self._samples.where(index)} has {near}. If it is an id, return it as an input of its own, "
+                    "a whole number"
+                ]
+        return []
+
+    @property
+    def _both_ends(self) -> list[Any]:
+        return [self._samples.one(index, 0) for index in (0, self._whole - 1)]
+
+    @cached_property
+    def _ends(self) -> list[Any]:
+        """The first and the last sample, as they were read first."""
+        return self._both_ends
+
     @cached_property
     def fingerprint(self) -> str:
-        first, again = (repr([self._samples.one(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
+        first, again = repr(self._ends), repr(self._both_ends)
         # samples that use a random generator of their own differ each time they are read
         digest = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
         return f"{type(self._samples.dataset).__name__}-{self._whole}-{digest}"

@@ -9,6 +9,9 @@ import numpy as np
 
 WHOLE = 1 << 63
 TYPES = {"whole": np.int64, "fraction": np.float32}
+EXACT = 1 << 24
+"""Whole numbers up to this one are all different in fp32."""
+WHOLE_CELL = re.compile(r"\s*[-+]?\d+\s*")
 SHOWN = 40
 """Characters of a value in a message."""
 MISSING = ("na", "n/a", "nan", "null", "none", "nil", "-", "?", ".")
@@ -63,13 +66,16 @@ class Kinds:
         self.smallest: dict[str, int] = {}
         self.largest: dict[str, int] = {}
         self._columns, self._rows = columns, 0
+        self.wholes: dict[str, int] = {}
+        """Column -> the largest size of a whole number, also of one in a list."""
         self._texts: dict[str, tuple[int, str]] = {}
         """Column -> the number of the first row that has text there, and the text."""
 
     @property
     def facts(self) -> dict[str, Any]:
         texts = {name: text for name, (_, text) in self._texts.items()}
-        return {"kinds": self.kinds, "smallest": self.smallest, "largest": self.largest, "texts": texts}
+        edges = {"smallest": self.smallest, "largest": self.largest, "wholes": self.wholes}
+        return {"kinds": self.kinds, "texts": texts, **edges}
 
     def note(self, row: Mapping[str, Any]) -> None:
         """Raises Torn for a value that is missing, or of another kind than those before."""
@@ -83,6 +89,8 @@ class Kinds:
                     f"column {name} is {_odd(value)[:40]}: numbers are finite, fractions have 32 bits (up to "
                     f"{LARGEST:.2g}), and whole ones have 64"
                 )
+            if (most := _whole(value, kind)) > self.wholes.get(name, 0):
+                self.wholes[name] = most
             if kind != before:
                 if kind == "text":
                     self._texts.setdefault(name, (self._rows, value[:SHOWN]))
@@ -133,6 +141,11 @@ class Kinds:
             if kind == "whole":
                 self.smallest[name] = min(smallest, self.smallest.get(name, smallest))
                 self.largest[name] = max(largest, self.largest.get(name, largest))
+            most = max(-smallest, largest)
+            if kind == "fraction" and most > EXACT:
+                most = max((abs(int(cell)) for cell in columns[name] if WHOLE_CELL.fullmatch(cell)), default=0)
+            if kind == "whole" or most > EXACT:
+                self.wholes[name] = max(most, self.wholes.get(name, 0))
         return True
 
 
@@ -171,6 +184,17 @@ def _kind(value: Any, name: str) -> str:
             raise Torn(f"column {name} has null in a list. Drop or fill it")
         return f"list of {array.dtype.name}" if array.dtype.kind != "O" else "list of objects"
     return {"dict": "object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _whole(value: Any, kind: str) -> int:
+    """The largest size of the whole numbers of a value; 0 if it has none, or lists of lists."""
+    if kind == "whole":
+        return abs(int(value))
+    if kind == "list of whole" and value and not isinstance(value[0], list):
+        return max(max(value), -min(value))
+    if kind == "list of fraction" and int in {*map(type, value)}:
+        return max(abs(each) for each in value if type(each) is int)
+    return 0
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -402,6 +402,19 @@ def test_whole_numbers_stay_whole_numbers(format: str, source: Any, tmp_path: Pa
     assert small(inputs("item", one=True)).shape == (4, 2), "the mlp makes fractions of them itself"
 
 
+def test_whole_numbers_that_fp32_rounds_are_told_in_lists_and_beside_fractions_of_a_column(
+    source: Any, tmp_path: Path
+) -> None:
+    big = 2**24 + 1
+    for format, values, is_told in (
+        ("jsonl", [[1.5, 2], [big, 2.5]], True), ("jsonl", [[1.5, 2], [-big, 2]], True), ("jsonl", [[1, 2], [big, 2]], False),
+        ("jsonl", [1.5, big], True), ("jsonl", [[1.5, 2], [float(big), 2.5]], False), ("csv", [1.5, big], True), ("csv", [1, big], False),
+    ):  # fmt: skip
+        path = write(tmp_path / f"{len(str(values))}.{format}", [{"a": value, "label": 0} for value in values])
+        notes = source(format, path, inputs=["a"], holdout=0).notes
+        assert [f"column a has {big}" in note for note in notes] == [True] * is_told, values
+
+
 def test_numbers_that_are_not_finite_or_do_not_fit_are_told_with_their_place(source: Any, tmp_path: Path) -> None:
     for value, sentence in (
         ("[[3, NaN]]", "line 2: column a is nan"), ("[1e39]", "line 2: column a is 1e+39"), ("[1.5, NaN]", "column a is nan"),

@@ -146,7 +146,7 @@ MADE = {
 WAITS_FOR = {
     "where samples of this rank missed a parameter, and of buffers that never changed every so many steps": ("loop/agreement.py:Agreement.settle",),
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/collate.py:check_range", "data/stream.py:_is_finite", "data/dataset.py:_classes",
+        "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/collate.py:check_range", "data/collate.py:rounded", "data/stream.py:_is_finite", "data/dataset.py:_classes",
         "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/__init__.py:counted", "objective/classification.py:Classification.count", "objective/classification.py:_accuracy", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",

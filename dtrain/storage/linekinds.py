@@ -191,9 +191,9 @@ def _whole(value: Any, kind: str) -> int:
     if kind == "whole":
         return abs(int(value))
     if kind == "list of whole" and value and not isinstance(value[0], list):
-        return max(max(value), -min(value))
+        return int(max(max(value), -min(value)))
     if kind == "list of fraction" and int in {*map(type, value)}:
-        return max(abs(each) for each in value if type(each) is int)
+        return int(max(abs(each) for each in value if type(each) is int))
     return 0
 
 

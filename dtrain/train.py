@@ -94,7 +94,7 @@ def train(plan: Plan) -> Result:
                         rewind(state, decision.spike, checkpoint, parts.forward)
                     else:
                         go_back(state, decision.spike)
-                        spiked = sentence(decision.spike, stream.samples(decision.spike.first), plan.on_spike)
+                        spiked = sentence(decision.spike, stream, plan.on_spike)
                     spikes.forget(restored=decision.action == "rewind")
                     log.back(state.step)
                     zero(parameters)

@@ -55,6 +55,12 @@ def holes(column: str) -> Any:
     return ray.data.from_arrow([pyarrow.table(block).select([column]) for block in blocks])
 
 
+def odd() -> Any:
+    import ray
+
+    return ray.data.from_items([{"x": each} for each in (1.0, float("nan"), 2.0)])
+
+
 def failing() -> Any:
     raise KeyError("rows")
 

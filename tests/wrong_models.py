@@ -281,6 +281,28 @@ class Huge(Net):
         return x
 
 
+class Ragged:
+    """Rows of 1 to 8 tokens, and a class for each."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        row = [(3 * index + place) % 29 for place in range(1 + index * 5 % 8)]
+        return row, sum(row) % 3
+
+
+class ReadsPadding(nn.Module):
+    """A mean over all tokens of a row, padding among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.EmbeddingBag(29, 3)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.embed(tokens)
+
+
 class MeanOfMeans:
     """Users' objectives: the mean of each microbatch, whatever counts in it."""
 
@@ -399,6 +421,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a loss that is a mean": (net("Net", f"objective._target_=wrong_models.MeanForSum {SOME}"), "microbatch", "loss at step 1"),
     "negatives of the same batch": (net("Net", f"objective._target_=wrong_models.InBatchNegatives {DDP}"), "microbatch", "loss at step 1"),
     "a forward that normalises by its batch": (net("NormalisesByBatch", DDP), "microbatch", "loss at step 1"),
+    "padding that is read": (f"model._target_=wrong_models.ReadsPadding objective=classification data=dataset data.dataset._target_=wrong_models.Ragged data.outputs=3 data.holdout=0 data.pad=0 {DDP}", "microbatch", "loss at step 1"),
     "batch norm": (net("BatchNorm", DDP), "microbatch", "loss at step 1"),
     "batch norm, accumulated": (net("BatchNorm", "microbatch=2"), "microbatch", "loss at step 1"),
     "divided by the longest of a batch": (net("LongestOfBatch", SOME), "microbatch", "loss at step 1"),

@@ -175,6 +175,12 @@ class Config(Schema):
     options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """group -> word -> its arguments: the words that `auto` may choose from."""
 
+    def word(self, group: str) -> str:
+        """The word of a group in a message: the `_target_` for a part of the user's own."""
+        part = getattr(self, group)
+        own = "of yours" if part.get("_target_") == "dtrain.build.given" else part.get("_target_")
+        return str(self.choices.get(group) or own)
+
 
 def _rows() -> Iterator[tuple[str, Field[Any]]]:
     """(dotted key, row) of every plain key."""

@@ -94,6 +94,19 @@ class Padding(Protocol):
 
 
 @runtime_checkable
+class Typed(Protocol):
+    """A source that can give the types that another one has."""
+
+    def fractions(self) -> frozenset[str]:
+        """The inputs that are fractions, by name with a dot before each key; empty: the one that has no name."""
+        ...
+
+    def with_fractions(self, names: frozenset[str]) -> None:
+        """Make fractions of whole numbers in these inputs from now on."""
+        ...
+
+
+@runtime_checkable
 class Asking(Protocol):
     """A source whose samples are read by other processes, of several batches at a time."""
 
@@ -129,5 +142,5 @@ def context_of(source: Source) -> int:
 
 __all__ = [
     "IGNORE", "Asking", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Padding", "Source",
-    "Tensor", "TextSource", "context_of",
+    "Tensor", "TextSource", "Typed", "context_of",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
+from dtrain.storage.linekinds import EXACT
 
 MASK = "attention_mask"
 ZERO = (MASK, "decoder_attention_mask", "token_type_ids", "position_ids")
@@ -171,6 +172,35 @@ def _with_mask(inputs: Any, sizes: Sizes, name: str) -> Any:
     return {**named, MASK: mask_of(sizes["inputs"], rows.shape[1]).long()}
 
 
+def rounded(part: Any) -> float | None:
+    """A whole number in a part of a sample that its tensor of fp32 would round; None if there is none."""
+    if isinstance(part, Mapping):
+        return next((odd for each in part.values() if (odd := rounded(each)) is not None), None)
+    if not isinstance(part, float | list | tuple | np.ndarray | np.generic | Tensor):
+        return None
+    try:
+        numbers = np.asarray(part)
+    except (ValueError, TypeError, RuntimeError):  # no array of numbers, which is told elsewhere
+        return None
+    if numbers.dtype != np.float64 or not numbers.size or not np.abs(numbers).max() > EXACT:
+        return None
+    with np.errstate(over="ignore"):
+        odd = numbers[(numbers == np.trunc(numbers)) & (numbers.astype(np.float32) != numbers)]
+    return float(odd.flat[0]) if odd.size else None
+
+
+def fractions_of(inputs: Any) -> frozenset[str]:
+    """The names of the inputs that are fractions."""
+    return frozenset(name for name, leaf in _leaves(inputs) if leaf.is_floating_point())
+
+
+def as_fractions(part: Any, names: Collection[str], name: str = "") -> Any:
+    """Inputs in which those of these names are fractions, where they are whole numbers."""
+    if isinstance(part, Mapping):
+        return {key: as_fractions(each, names, f"{name}.{key}") for key, each in part.items()}
+    return part.float() if name in names and part.dtype == torch.int64 else part
+
+
 def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     """One batch of numpy arrays from the `parts` of several processes; short rows are padded to the longest of all."""
     first = parts[0]
@@ -194,6 +224,8 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
 
 def _tensor(value: Any) -> Tensor | None:
     """A tensor of the value; None if it has no numbers."""
+    if np.ma.is_masked(value):
+        return None
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))  # torch knows no other byte order
     if isinstance(value, Number) or _is_numbers(value):
@@ -222,6 +254,8 @@ def _described(value: Any) -> str:
             "None. Return a number; for a class or a token that does not count -100. objective=regression knows no "
             "such number: leave the sample out, or what is missing at the end of a row with data.pad."
         )
+    if np.ma.is_masked(value):
+        return "a masked array, whose hidden numbers would count as they are beneath. Return its filled(<a number>)."
     if isinstance(value, np.ndarray | np.generic):
         return f"an array of the type {value.dtype}. Return an array of numbers, such as float32 or int64."
     if isinstance(value, list | tuple) and not value:

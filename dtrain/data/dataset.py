@@ -15,12 +15,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dtrain.data import IGNORE, Batch, Indices, Loading
-from dtrain.data.collate import TARGETS, Sizes, batch_of, check_entries, check_range, joined, tree
+from dtrain.data.collate import (
+    TARGETS,
+    Sizes,
+    as_fractions,
+    batch_of,
+    check_entries,
+    check_range,
+    fractions_of,
+    joined,
+    rounded,
+    tree,
+)  # fmt: skip
 from dtrain.data.samples import Inputs, Samples, Transform, check_call, converted, names, pick
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, an, first_line
 from dtrain.storage.rowfile import MASKS
+
+MOST_CLASSES = 1 << 24
+"""Classes that are read off targets; more are no classes."""
 
 
 class Dataset:
@@ -79,6 +93,7 @@ class Dataset:
         named = [] if pad is None else [*dict.fromkeys(named)]
         self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where, named, near)
         self._beside: str | None = None
+        self._fractions = frozenset[str]()
         self._keys_named = inputs is not None or targets is not None
         columns = columns and transform is None
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
@@ -98,14 +113,17 @@ class Dataset:
         if isinstance(inputs, Tensor):
             facts = {"inputs": list(inputs.shape[1:]), "kind": str(inputs.dtype).removeprefix("torch.")}
         classes, targets = _classes(self._samples.dataset), batch["targets"]
-        if self._outputs and classes and 1 < self._outputs < classes:
+        width = targets[0].numel() if isinstance(targets, Tensor) else None
+        if self._outputs and classes and 1 < self._outputs < classes and self._outputs != width:
             raise WordsError(
                 f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or "
                 "leave it out."
             )
+        if not self._outputs and classes and classes > MOST_CLASSES:
+            return {**facts, "unknown": too_many(f"the largest target is {classes - 1}", classes)}
         outputs = self._outputs or classes
         if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
-            outputs = targets[0].numel()
+            outputs = width
         facts |= {"outputs": outputs, "vocab": outputs} if outputs else {}
         return facts | ({"class_names": self.class_names} if self.class_names else {})
 
@@ -128,9 +146,31 @@ class Dataset:
         is_list = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
         return list(classes) if is_list else None
 
+    @property
+    def notes(self) -> list[str]:
+        """A sentence about whole numbers that are rounded, as far as the first and last sample tell."""
+        ends = [] if self._samples.collate else self._ends
+        for index, (inputs, _) in zip((0, self._whole - 1), ends, strict=False):
+            if (number := rounded(inputs)) is not None:
+                near = f"{number:.0f}, which fp32 rounds to {np.float32(number):.0f}"
+                return [
+                    f"data: {self._samples.where(index)} has {near}. If it is an id, return it as an input of its own, "
+                    "a whole number"
+                ]
+        return []
+
+    @property
+    def _both_ends(self) -> list[Any]:
+        return [self._samples.one(index, 0) for index in (0, self._whole - 1)]
+
+    @cached_property
+    def _ends(self) -> list[Any]:
+        """The first and the last sample, as they were read first."""
+        return self._both_ends
+
     @cached_property
     def fingerprint(self) -> str:
-        first, again = (repr([self._samples.one(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
+        first, again = repr(self._ends), repr(self._both_ends)
         # samples that use a random generator of their own differ each time they are read
         digest = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
         return f"{type(self._samples.dataset).__name__}-{self._whole}-{digest}"
@@ -143,7 +183,11 @@ class Dataset:
 
     def sized(self, index: Indices, epoch: Indices) -> tuple[Batch, Sizes]:
         """A batch, and the lengths of its rows where they were padded."""
-        index = self.original(index)
+        inputs, targets, sizes = self._read(self.original(index), epoch)
+        return self._batch(inputs, targets, sizes), sizes
+
+    def _read(self, index: Indices, epoch: Indices) -> tuple[Any, Any, Sizes]:
+        """(inputs, targets, sizes) of samples of the user's dataset."""
         if self._batched:
             whole = pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys, "data.dataset: a batch")
             inputs, targets = converted(whole, "data.dataset:")
@@ -151,17 +195,16 @@ class Dataset:
             check_range(
                 (inputs, targets), lambda: zip(("data.dataset: an input", "data.dataset: a target"), whole, strict=True)
             )
-            return self._batch(inputs, targets, {}), {}
+            return inputs, targets, {}
         if self._workers:
             return self._processes.ask(index, epoch, self._joined)()
-        inputs, targets, sizes = self._samples.batch(index, epoch)
-        return self._batch(inputs, targets, sizes), sizes
+        return self._samples.batch(index, epoch)
 
     def ask(self, index: Indices, epoch: Indices) -> Callable[[], Batch] | None:
         """Have a batch read by the processes; None if there are none."""
         if not self._workers or self._batched:
             return None
-        return self._processes.ask(self.original(index), epoch, lambda parts: self._joined(parts)[0])
+        return self._processes.ask(self.original(index), epoch, lambda parts: self._batch(*self._joined(parts)))
 
     def with_mask(self, name: str) -> None:
         """Give an attention_mask of padded rows from now on, and `name` to an input that has none."""
@@ -169,8 +212,16 @@ class Dataset:
         if self._heldout is not None:
             self._heldout.with_mask(name)
 
-    def _joined(self, parts: Sequence[Any]) -> tuple[Batch, Sizes]:
-        """A batch of what several processes have read."""
+    def fractions(self) -> frozenset[str]:
+        return fractions_of(self._read(self.original(np.array([0])), np.array([0]))[0])
+
+    def with_fractions(self, names: frozenset[str]) -> None:
+        self._fractions = names
+        if self._heldout is not None:
+            self._heldout.with_fractions(names)
+
+    def _joined(self, parts: Sequence[Any]) -> tuple[Any, Any, Sizes]:
+        """(inputs, targets, sizes) of what several processes have read."""
         inputs, targets, sizes = (
             tree(torch.from_numpy, joined(column, fill))
             for column, fill in zip(zip(*parts, strict=True), (self._samples.pad, IGNORE, None), strict=True)
@@ -178,9 +229,11 @@ class Dataset:
         longest = {part[1].shape[1:2] for part in parts if isinstance(part[1], np.ndarray)}
         if not sizes and len(longest) > 1:  # of a collate function, which padded each part to a length of its own
             sizes = {TARGETS: torch.tensor([part[1].shape[1] for part in parts for _ in part[1]])}
-        return self._batch(inputs, targets, sizes), sizes
+        return inputs, targets, sizes
 
     def _batch(self, inputs: Any, targets: Any, sizes: Sizes) -> Batch:
+        if self._fractions:
+            inputs = as_fractions(inputs, self._fractions)
         return batch_of(inputs, targets, sizes, shift=self._shift, beside=self._beside)
 
     def original(self, index: Indices) -> Indices:
@@ -206,7 +259,9 @@ class Dataset:
             workers=self._workers, columns=self._columns, held=True, masks=samples.masks, near=samples.near,
         )  # fmt: skip
         if self._kept is not None:
-            return build(self._kept, split=Scattered.of(_length(self._kept), 0))
+            held = build(self._kept, split=Scattered.of(_length(self._kept), 0))
+            held.with_fractions(self.fractions())
+            return held
         return build(samples.dataset, split=rest, where=samples.where)
 
     def resplit(self, split: Split) -> None:
@@ -218,6 +273,14 @@ class Dataset:
     @cached_property
     def _processes(self) -> Workers:
         return Workers(self._samples.batch, self._workers)
+
+
+def too_many(what: str, classes: int) -> str:
+    """Why so many classes are not taken."""
+    return (
+        f"{what}, so there would be {classes} classes. Number them from 0 on, type data.outputs=<their number>, or "
+        "objective=regression if it is a quantity."
+    )
 
 
 def _check_functions(collate: Any, transform: Any) -> None:

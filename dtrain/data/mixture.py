@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Padding, Source
+from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Padding, Source, Typed
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, samples
@@ -78,6 +78,15 @@ class Joined:
         for source in self.of.values():
             if isinstance(source, Padding):
                 source.with_mask(name)
+
+    def fractions(self) -> frozenset[str]:
+        first = next(iter(self.of.values()))
+        return first.fractions() if isinstance(first, Typed) else frozenset()
+
+    def with_fractions(self, names: frozenset[str]) -> None:
+        for source in self.of.values():
+            if isinstance(source, Typed):
+                source.with_fractions(names)
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         owner, sources = np.searchsorted(self.ends, index, side="right"), [*self.of.values()]

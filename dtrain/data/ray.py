@@ -30,6 +30,7 @@ from dtrain.data.dataset import Dataset
 from dtrain.errors import DtrainError, PreflightError, WordsError, an, first_line
 from dtrain.lifecycle import signals
 from dtrain.storage import store
+from dtrain.storage.parquetfile import check_finite
 
 NAMESPACE = "dtrain"
 SHARE = 0.25
@@ -120,7 +121,10 @@ class Rows:
         if not self._is_small:
             parts = ray.get(parts)
         back = np.argsort(np.concatenate(order))
-        return {name: _joined(name, [part[name] for part in parts])[back] for name in self._names}
+        columns = {name: _joined(name, [part[name] for part in parts])[back] for name in self._names}
+        for name, column in columns.items():
+            check_finite(column, f"data: column {name}", index)
+        return columns
 
     @cached_property
     def _whole(self) -> list[Any]:
@@ -251,7 +255,8 @@ def _joined(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
             )
         column = np.stack([np.asarray(row) for row in column])
     kind = KINDS.get(column.dtype.kind)
-    return column if kind is None else column.astype(kind, copy=False)
+    with np.errstate(over="ignore"):  # what becomes infinite is told with its row
+        return column if kind is None else column.astype(kind, copy=False)
 
 
 def _smallest_store(nodes: Sequence[Any]) -> float:

@@ -10,20 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrain.data import IGNORE
-from dtrain.data.dataset import Dataset
+from dtrain.data.dataset import MOST_CLASSES, Dataset, too_many
 from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import rowfile, rowindex, rowlengths
-from dtrain.storage.linekinds import TYPES
+from dtrain.storage.linekinds import EXACT, TYPES
 from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
 
 Pattern = str | Sequence[str]
 Form = Literal["auto", "column", "mapping"]
-EXACT = 1 << 24
-"""Whole numbers up to this one are all different in fp32."""
 
 
 class Rows(Dataset):
@@ -40,8 +38,9 @@ class Rows(Dataset):
         packed: bool = False, bucket: int | None = None,
     ) -> None:  # fmt: skip
         urls, self._unread = reader.matched(path)
-        columns = columns_of(reader, urls[0], {"inputs": inputs, "targets": targets, "pad": pad})
-        files = reader.opened(urls, columns)
+        words = {"inputs": inputs, "targets": targets, "pad": pad}
+        columns = columns_of(reader, urls[0], words)
+        files = reader.opened(urls, columns, rowfile.alone(columns, words))
         named = [inputs] if isinstance(inputs, str) else inputs
         named = columns[:-1] if named is None else named
         masks = [name for name in named if name not in columns]
@@ -69,7 +68,7 @@ class Rows(Dataset):
         if rounded := self._table.rounded:
             sentences.append(
                 f"data: {rounded}, and beside fractions whole numbers become fp32, which has all of them up to "
-                f"{EXACT}. If it is an id, name it alone: data.inputs=<the column>"
+                f"{EXACT}. If it is an id, give it a column of its own, and name that alone: data.inputs=<the column>"
             )
         return sentences
 
@@ -189,15 +188,15 @@ class Table:
 
     @property
     def rounded(self) -> str:
-        """The column of whole numbers that fractions beside it make fp32, and its largest, if that does not hold it."""
-        if {self._kinds[name] for name in self._inputs} != TYPES.keys():
-            return ""
-        most = {
-            name: max(max(abs(each[edge].get(name, 0)) for edge in ("smallest", "largest")) for each in self._facts)
-            for name in self._inputs
-            if self._kinds[name] == "whole"
-        }
-        return next((f"column {name} has {number}" for name, number in most.items() if number > EXACT), "")
+        """The column of whole numbers that fractions in it or beside it make fp32, and its largest, if rounded."""
+        kinds = {name: self._kinds[name] for name in self._inputs}
+        is_vector = {*kinds.values()} == TYPES.keys()
+        for name in (name for name, kind in kinds.items() if is_vector or kind.endswith("fraction")):
+            edges = [each[edge].get(name, 0) for each in self._facts for edge in ("smallest", "largest")]
+            most = max(map(abs, [*edges, *(each.get("wholes", {}).get(name, 0) for each in self._facts)]), default=0)
+            if most > EXACT:
+                return f"column {name} has {most}"
+        return ""
 
     @property
     def unknown(self) -> str:
@@ -215,6 +214,8 @@ class Table:
                 f"column {name} has {least}, and classes are whole numbers from 0 on ({IGNORE}: a target that does not "
                 "count). Number the classes from 0 on."
             )
+        if self.classes and self.classes > MOST_CLASSES:
+            return too_many(f"column {name} has {self.classes - 1}", self.classes)
         return f"the files do not say how many classes column {name} has. Type data.outputs=<number of classes>."
 
     def __len__(self) -> int:

@@ -175,8 +175,15 @@ def _numbers(column: Any, name: str) -> NDArray[Any]:
             f"data: column {name} is of {column.type}. Numbers and arrays of them can be read; a vector of Spark's ML "
             "becomes an array by pyspark.ml.functions.vector_to_array."
         )
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(np.int64 if whole else np.float32)
-    return values.reshape(shape)
+    with np.errstate(over="ignore"):  # told below
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(np.int64 if whole else np.float32)
+    rows = values.reshape(shape)
+    if odd := int((~np.isfinite(rows.reshape(shape[0], -1)).all(1)).sum()):
+        raise PreflightError(
+            f"data: column {name} has NaN, or numbers that are infinite or too large for 32 bits, in {odd} of "
+            f"{shape[0]} rows. Drop or fill them."
+        )
+    return rows
 
 
 def _partition(url: str) -> tuple[str, int, str]:

@@ -60,12 +60,13 @@ def as_source(built: Any) -> Source:
 class Stream:
     """An endless iterator with a StepBatch per step. `count(batch)` is the objective's count of a batch on the CPU;
     `end`: the position in the global order beyond which nothing is read ahead; `check(batch)`
-    raises for samples, on the CPU, that the model cannot take.
+    raises for samples, on the CPU, that the model cannot take. `apart`: microbatches are read one by one, where no
+    other process reads, so that rows are padded to the longest of a microbatch.
     """
 
     def __init__(
         self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], float],
-        end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None,
+        end: float = math.inf, check: Callable[[Batch], None] = lambda batch: None, apart: bool = False,
     ) -> None:  # fmt: skip
         self.seen = self.first = 0
         """Samples seen or skipped, and the position of the newest step in the global order."""
@@ -80,7 +81,7 @@ class Stream:
         """Why there is no further step, once a stream has ended."""
         self._replayed = source if isinstance(source, Streamed) else None
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
-        self._end, self._check = end, check
+        self._end, self._check, self._apart = end, check, apart
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         self._buckets = self._sorting()
@@ -199,6 +200,17 @@ class Stream:
         for number, sample in enumerate(self._named(index)):
             yield int(places[number]), sample, self._source.take(index[number : number + 1], epoch[number : number + 1])
 
+    def odd(self, first: int) -> list[int]:
+        """The samples of the step that begins at this position which have NaN or an infinite number; what is padded has
+        none. No step follows. All ranks call it.
+        """
+        odd = list[int]()
+        if self._thread:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        with suppress(Exception):  # of one rank, for which the others would wait
+            odd = [sample for _, sample, batch in self.alone(first) if not _is_finite(batch)]
+        return sorted({sample for mine in self._mesh.gather(odd) for sample in mine})
+
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -295,13 +307,14 @@ class Stream:
 
     def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> list[Batch]:
         """This rank's samples of the steps that begin at these positions, on the CPU: all together, or those of each
-        microbatch where they are sorted by length.
+        microbatch where they are sorted by length or read apart.
         """
         places = self._mine(firsts)
         if asked:
             batches = [asked()]
         else:
-            parts = places.reshape(-1, self._batch.microbatch) if self._buckets else [places]
+            is_apart = self._buckets or self._apart
+            parts = places.reshape(-1, self._batch.microbatch) if is_apart else [places]
             batches = [self._source.take(*self._order(part)) for part in parts]
         for each in batches:
             self._check(each)
@@ -356,6 +369,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return batch
     return tree(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+
+
+def _is_finite(batch: Batch) -> bool:
+    """Whether all numbers of inputs and targets are finite; targets that were padded are not looked at."""
+    parts = [batch["inputs"]] if "target_mask" in batch else [batch["inputs"], batch["targets"]]
+    return all(bool(leaf.isfinite().all()) for part in parts for leaf in leaves(part))
 
 
 def _split(batch: Any, size: int) -> list[Batch]:

@@ -108,7 +108,7 @@ def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
     if parts.plan.predict["data"]:
         task = about(parts.plan.objective).get("task")
         with about_data("predict.data"):
-            return parts.masked(
+            return parts.like_trained(
                 whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
             )
     stream = commit["facts"].get("stream")

@@ -14,7 +14,7 @@ from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
 from dtrain.data.stream import to_device
 from dtrain.errors import StoreError
-from dtrain.loop.assemble import Parts, assemble, source_of
+from dtrain.loop.assemble import Parts, assemble, facts_of, source_of
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
 from dtrain.model import construct, evaluating
@@ -72,7 +72,7 @@ def weights(plan: Plan, source: str) -> nn.Module:
     """The model of a one-rank plan with the weights at `source`; data is read only if it gives a size."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        facts = source_of(plan, mesh, [source]).facts if "auto" in plan.model.values() else {}
+        facts = facts_of(source_of(plan, mesh, [source]), plan) if "auto" in plan.model.values() else {}
         model = construct(plan.model, facts=facts, seed=plan.seed, adapter=plan.adapter)
         if lacks_memory(model):
             materialize(model, mesh.device)

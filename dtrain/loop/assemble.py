@@ -4,7 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from dtrain.build import build
@@ -12,7 +14,7 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about
-from dtrain.data import Batch, Growing, Padding, Source
+from dtrain.data import Batch, Growing, Padding, Source, Typed
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
 from dtrain.errors import WordsError, about_data
@@ -35,6 +37,7 @@ from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
 from dtrain.predict import blockless
 from dtrain.schedule import Schedule
+from dtrain.storage.targetless import as_trained
 from dtrain.strategy import Strategy
 
 
@@ -90,8 +93,10 @@ class Parts:
         held = {} if self.heldout is None else {"": self.heldout}
         return held | {name: self._set(name, part) for name, part in self.plan.evaluate_sets.items()}
 
-    def masked(self, source: Source) -> Source:
-        """A source of other samples, which gives the model the mask that it needs."""
+    def like_trained(self, source: Source) -> Source:
+        """A source of other samples, which gives the model the mask that it needs, and fractions where training did."""
+        if isinstance(source, Typed) and isinstance(self.source, Typed) and source is not self.source:
+            source.with_fractions(self.source.fractions())
         if self.beside is not None and isinstance(source, Padding):
             source.with_mask(self.beside)
         return source
@@ -99,7 +104,7 @@ class Parts:
     def _set(self, name: str, part: Part) -> Source:
         """A further set. Raises WordsError if it has classes that the model lacks."""
         with about_data(f"evaluate.sets.{name}"):
-            source = self.masked(whole(as_source(build(part))))
+            source = self.like_trained(whole(as_source(build(as_trained(part, self.plan.data)))))
             if about(self.plan.objective).get("task") != "classification" or "outputs" not in self.plan.model:
                 return source
             stated, found = self.plan.model["outputs"], source.facts.get("outputs")
@@ -143,7 +148,8 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     source = prepared(objective, built, derive(plan.seed, "objective"))
     if isinstance(built, Streamed) and source is not built:
         raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
-    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
+    facts = facts_of(source, plan)
+    model = construct(plan.model, facts=facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
     check_rates(model, plan.optim.get("lr_of") or {})
     check_padding(model, plan.data.get("pad"))
     beside = mask_beside(model)
@@ -157,12 +163,12 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     context = context_of(mesh, plan.context["attention"])
     reference = None
     if judged:
-        reference = reference_of(plan, mesh, source.facts, objective, precision, (model, forward))
+        reference = reference_of(plan, mesh, facts, objective, precision, (model, forward))
     parts = Parts(
         plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference,
         beside,
     )  # fmt: skip
-    parts.masked(source)
+    parts.like_trained(source)
     return parts
 
 
@@ -175,6 +181,17 @@ def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:
         begun = mesh.on_rank_0("look for checkpoints", lambda: commits.data_of(filter(None, places)))
         source.as_of(str(begun))
     return source
+
+
+def facts_of(source: Source, plan: Plan) -> Mapping[str, Any]:
+    """The facts of the data that a model is built by. An objective that needs an output for each number of a target
+    says how many there are, whatever classes whole numbers would be.
+    """
+    if not about(plan.objective).get("alike") or plan.data.get("outputs") is not None:
+        return source.facts
+    batch = source.first() if isinstance(source, Streamed) else source.take(np.array([0]), np.array([0]))
+    outputs = batch["targets"][0].numel()
+    return {**source.facts, "outputs": outputs, "vocab": outputs}
 
 
 def prepare(parts: Parts, *, began: float | None = None) -> Training:
@@ -197,7 +214,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
 
     stream = Stream(
         parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=partial(counted, parts.objective), end=end,
-        check=check,
+        check=check, apart=plan.data.get("pad") is not None and plan.mesh.pp == 1,
     )  # fmt: skip
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,

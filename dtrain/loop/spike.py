@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dtrain.checkpoint.state import TrainState
+from dtrain.data.stream import Stream
 from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
 from dtrain.model import balanced
@@ -260,13 +261,19 @@ def _why(norm: float, loss: float, limits: tuple[float, float]) -> str:
     return "the numbers are no longer finite"
 
 
-def sentence(spike: Spike, samples: Sequence[int], answer: str) -> str:
-    """The reason why the run stops, and what to type."""
+def sentence(spike: Spike, stream: Stream, answer: str) -> str:
+    """The reason why the run stops, and what to type. All ranks call it; no step follows."""
+    samples, named = stream.samples(spike.first), ""
+    if not (math.isfinite(spike.loss) and math.isfinite(spike.norm)) and (odd := stream.odd(spike.first)):
+        named = f" Sample {_listed(odd)} has NaN or an infinite number: drop or fill it."
     last = spike.first + len(samples) - 1
     numbers = f"loss {spike.loss:.4g}, gradient norm {spike.norm:.4g}"
-    listed = f"{', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
-    where = f"positions {spike.first} to {last} of the order, samples {listed}"
+    where = f"positions {spike.first} to {last} of the order, samples {_listed(samples)}"
     advice = f"a smaller optim.lr: {MOST} times in a row on_spike={answer} did not help"
     if answer == "stop":
         advice = f"{LEAVE_OUT}, or on_spike=rewind to go back to the newest checkpoint and pass over these samples"
-    return f"step {spike.step}: {spike.why} ({numbers}; {where}). The state before it is saved. Type {advice}."
+    return f"step {spike.step}: {spike.why} ({numbers}; {where}).{named} The state before it is saved. Type {advice}."
+
+
+def _listed(samples: Sequence[int]) -> str:
+    return f"{', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"

@@ -30,10 +30,13 @@ def unmasked(model: nn.Module, pad: float | None, inputs: Any) -> list[str]:
         return []
     if type(model).__module__.startswith("dtrain."):
         return []
+    let = "Let it take attention_mask [B, T]: 1 for a row, 0 for padding"
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
+        let = f"If its **{[*takes][-1]} may have it, type data.inputs=[<the inputs>,{MASK}]; else let it take one"
     return [
         f"data.pad: the forward of {type(model).__name__} takes no attention_mask. Unless it is causal, or passes over "
         f"{pad:g} itself, its numbers depend on how far rows are padded, and so on the ranks and on the batch of a "
-        "prediction. Let it take attention_mask [B, T]: 1 for a row, 0 for padding."
+        f"prediction. {let}."
     ]
 
 

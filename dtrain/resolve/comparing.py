@@ -14,10 +14,10 @@ def pairs(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
     """Check data and mesh for an objective of pairs. The shape of a user's own samples shows in the first batch."""
     if not about(draft["objective"]).get("pairs"):
         return
-    word, facts = f"objective={config.choices['objective']}", about(config.data)
+    word, facts = f"objective={config.word('objective')}", about(config.data)
     if facts.get("gives") in ("tokens", "any") and not facts.get("pairs"):
         yield (
-            f"{word} takes pairs of a chosen and a rejected answer, and data={config.choices['data']} has none. Type "
+            f"{word} takes pairs of a chosen and a rejected answer, and data={config.word('data')} has none. Type "
             "data=chat data.path=<rows with chosen and rejected>, or data=dataset for pairs of your own."
         )
     if draft["mesh"].cp > 1:
@@ -32,7 +32,7 @@ def teacher(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
     part = draft["objective"]
     if about(part).get("reference") != "teacher":
         return
-    word = f"objective={config.choices['objective'] or part['_target_']}"
+    word = f"objective={config.word('objective')}"
     for axis in ("pp", "cp", "ep"):
         if (degree := getattr(draft["mesh"], axis)) > 1:
             yield (
@@ -49,7 +49,7 @@ def masks(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
     part = draft["objective"]
     if not about(part).get("masks"):
         return
-    word, data, model = (f"{group}={config.choices[group]}" for group in ("objective", "data", "model"))
+    word, data, model = (f"{group}={config.word(group)}" for group in ("objective", "data", "model"))
     facts = about(config.data)
     if config.data.get("packing") == "pack":
         yield f"{word} hides tokens of rows that are not packed. Type data.packing=none."

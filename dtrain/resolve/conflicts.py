@@ -93,7 +93,7 @@ def _adapter(config: Config, draft: Mapping[str, Any]) -> Iterable[str]:
     """Check what an adapter is added to."""
     if about(config.adapter).get("trains") != "adapter":
         return
-    word = f"adapter={config.choices['adapter'] or config.adapter['_target_']}"
+    word = f"adapter={config.word('adapter')}"
     if config.adapter.get("targets") == []:
         yield (
             "adapter.targets=[] selects no layer, so nothing would be trained. Type adapter.targets=null for all those "
@@ -150,7 +150,8 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
     targets must have the same shape.
     """
     part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
-    classes, have = stated.get("outputs", 0), None if config.data.get("inputs") else stated.get("inputs")
+    classes = 0 if alike else stated.get("outputs", 0)
+    have = None if config.data.get("inputs") else stated.get("inputs")
     if isinstance(asked, int) and 1 < asked < classes:
         yield f"data.outputs={asked}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
         return
@@ -162,7 +163,7 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
     known = "targets" in stated and config.data.get("targets") in (None, 1)
     if alike and takes and gives and known and gives != count:
         yield (
-            f"objective={config.choices['objective']}: the model outputs {gives} numbers, but a target of the data "
+            f"objective={config.word('objective')}: the model outputs {gives} numbers, but a target of the data "
             f"has {count}. Type data.outputs={count}, or objective=classification."
         )
     wanted = part.get("inputs")

@@ -33,7 +33,7 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
             raise WordsError(_uncounted(config, batch))
         own = ", or give the class of the dataset about = {'samples': <its length>}" * bool(config.data.get("dataset"))
         raise WordsError(
-            f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it "
+            f"epochs={config.epochs:g}: data={config.word('data')} does not say before launch how many samples it "
             f"has. Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
         )
     count = math.ceil(config.epochs * length / batch)

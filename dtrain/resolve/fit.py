@@ -32,9 +32,7 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     needs, whole = about(part).get("needs"), about(part).get("whole")
     if gives == "any" and "reads" in about(config.model) and not whole:
         _check_made(config, part)
-    model, data, chosen = (
-        config.choices[group] or getattr(config, group)["_target_"] for group in ("model", "data", "objective")
-    )
+    model, data, chosen = map(config.word, ("model", "data", "objective"))
     if gives == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
             f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset."
@@ -49,7 +47,7 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
             f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type "
             "objective=next_token."
         )
-    if gives == "tokens" and needs != "tokens" and not whole and chosen is not None:
+    if gives == "tokens" and needs != "tokens" and not whole:
         raise WordsError(
             f"objective={chosen} wants one answer per sample, data={data} gives tokens. Type objective=next_token."
         )
@@ -65,7 +63,7 @@ def tokens(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterab
     """Check what an objective of tokens, or of none, gets from the data."""
     part, data = draft["objective"], config.data
     needs = about(part).get("needs") == "tokens"
-    chosen = about(part).get("task") if config.choices["objective"] == "auto" else config.choices["objective"]
+    chosen = about(part).get("task") if config.choices["objective"] == "auto" else config.word("objective")
     is_known = "figures" in about(part) and not about(part).get("whole")
     if data.get("shift") is True and is_known and not needs:
         yield (
@@ -94,10 +92,10 @@ def _reads(config: Config) -> str | None:
 def _check_made(config: Config, part: Part) -> None:
     """Raises WordsError if synthetic data has nothing for the task of a model of several."""
     model, reads, auto = config.model, _reads(config), config.choices["objective"] == "auto"
-    subject = f"model={config.choices['model']} model.task={model.get('task')}"
+    subject = f"model={config.word('model')} model.task={model.get('task')}"
     if reads == "tokens" and (model["task"] != "causal_lm" if auto else about(part).get("needs") != "tokens"):
         raise WordsError(
-            f"{subject}: data={config.choices['data']} makes no text with such targets. Type data=jsonl "
+            f"{subject}: data={config.word('data')} makes no text with such targets. Type data=jsonl "
             "data.path=<rows with tokens>, or for masked_lm objective=masked data=text data.tokenizer=<its tokenizer>."
         )
     if reads == "image" and config.data.get("inputs") == "auto":
@@ -120,7 +118,7 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iter
                 "microbatch."
             )
         return
-    subject = weights[0] if weights else f"objective={config.choices['objective']}"
+    subject = weights[0] if weights else f"objective={config.word('objective')}"
     size, pad = part.get("together") or batch.size, config.data.get("pad")
     for axis in ("pp", "cp"):
         if getattr(mesh, axis) > 1:
@@ -191,10 +189,10 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
             draft["why"]["hook"] = f"{', '.join(chosen)} (auto: the data is text)"
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
-        raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
+        raise WordsError(f"hook={refused[0]} needs text, data={config.word('data')} has none. Type hook=[].")
     if about(config.objective).get("masks") and any(about(part).get("needs") == "text" for part in chosen.values()):
         raise WordsError(
-            f"hook={', '.join(chosen)}: objective={config.choices['objective']} trains a model that reads both "
+            f"hook={', '.join(chosen)}: objective={config.word('objective')} trains a model that reads both "
             "directions, and continues no text. Type hook=[]."
         )
     return {"hooks": {name: _with_figures(part) for name, part in chosen.items()}}

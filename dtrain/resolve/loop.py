@@ -55,7 +55,7 @@ def words(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
         )
     if fact(draft["precision"], "scale") and names.isdisjoint(("scale", "scaled_by")):
         yield (
-            f"precision={config.choices['precision']}: gradients are multiplied by a loss scale, and loop={loop} does "
+            f"precision={config.word('precision')}: gradients are multiplied by a loss scale, and loop={loop} does "
             "not read parts.precision.scale. Type precision=bf16."
         )
 

@@ -63,7 +63,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if about(config.adapter).get("packs") and (facts.get("holds") == "shards" or ranks > shape.dp_replicate):
         whole = "strategy=single" if ranks == 1 else "strategy=ddp"
         raise WordsError(
-            f"adapter={config.choices['adapter'] or 'of yours'} holds the packed base whole on every rank. Type "
+            f"adapter={config.word('adapter')} holds the packed base whole on every rank. Type "
             f"{whole} without other axes of the mesh, or adapter=lora, whose base can be split."
         )
     experts = config.model.get("experts")

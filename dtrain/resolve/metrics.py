@@ -76,9 +76,7 @@ def _misfit(name: str, part: Part, objective: Part, config: Config) -> Iterable[
     """A metric that says nothing about what this run predicts."""
     tasks, task = about(part).get("tasks"), about(objective).get("task")
     if tasks and task not in tasks:
-        said = (
-            f"objective={config.choices['objective'] or objective['_target_']}" if task is None else f"a run of {task}"
-        )
+        said = f"objective={config.word('objective')}" if task is None else f"a run of {task}"
         yield f"{KEY}: {name} is a metric of {' or '.join(tasks)}, and this is {said}. Leave {name} out."
         return
     fewest, classes = about(part).get("classes", 0), _classes(config)

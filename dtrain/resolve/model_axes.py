@@ -131,7 +131,7 @@ def _packed(config: Config) -> Iterable[str]:
             yield f"data.{name}={shown} does not go with data.packing=pack. Leave one of them out."
     if takes in ("image", "features"):
         yield (
-            f"data.packing=pack: model={config.choices['model']} takes no tokens, let alone where their documents end. "
+            f"data.packing=pack: model={config.word('model')} takes no tokens, let alone where their documents end. "
             "Type model=gpt, or data.packing=none."
         )
 
@@ -150,7 +150,7 @@ def _tensor(config: Config, mesh: MeshShape) -> Iterable[str]:
     if "tp" not in facts:
         if _states_all(part):
             yield (
-                f"mesh.tp={mesh.tp}: model={config.choices['model']} has no matrices that tensor parallelism could "
+                f"mesh.tp={mesh.tp}: model={config.word('model')} has no matrices that tensor parallelism could "
                 "split. Leave mesh.tp out."
             )
         return
@@ -166,7 +166,7 @@ def _tensor(config: Config, mesh: MeshShape) -> Iterable[str]:
     if config.tensor.sequence == "split":
         sequence, whole = config.data.get("sequence"), mesh.cp * mesh.tp
         if not facts.get("sequence"):
-            yield f"tensor.sequence=split: model={config.choices['model']} keeps its sequences whole. Leave it out."
+            yield f"tensor.sequence=split: model={config.word('model')} keeps its sequences whole. Leave it out."
         elif isinstance(sequence, int) and sequence % whole:
             yield (
                 f"tensor.sequence=split: data.sequence={sequence} is not divisible by cp x tp = {whole}. Type "
@@ -200,9 +200,7 @@ def _pipeline(config: Config, mesh: MeshShape, stages: int) -> Iterable[str]:
 def _experts(config: Config, mesh: MeshShape) -> Iterable[str]:
     experts = config.model.get("experts")
     if mesh.ep > 1 and "experts" not in config.model and _states_all(config.model):
-        yield (
-            f"mesh.ep={mesh.ep}: model={config.choices['model']} has no experts. Type model=moe, or leave mesh.ep out."
-        )
+        yield (f"mesh.ep={mesh.ep}: model={config.word('model')} has no experts. Type model=moe, or leave mesh.ep out.")
     elif isinstance(experts, int) and experts % mesh.ep:
         yield (
             f"mesh.ep={mesh.ep} does not divide model.experts={experts}. "
@@ -215,7 +213,7 @@ def _context(config: Config, mesh: MeshShape) -> Iterable[str]:
         return
     takes = about(config.model).get("takes")
     if takes != "tokens" and (takes or _states_all(config.model)):
-        yield f"mesh.cp={mesh.cp}: model={config.choices['model']} has no sequence to split. Leave mesh.cp out."
+        yield f"mesh.cp={mesh.cp}: model={config.word('model')} has no sequence to split. Leave mesh.cp out."
         return
     yield from _sequence(config, mesh)
     heads = config.model.get("heads")
@@ -237,9 +235,7 @@ def _sequence(config: Config, mesh: MeshShape) -> Iterable[str]:
 
 def _optimizer(config: Config) -> Iterable[str]:
     if about(config.optim).get("needs") == "matrices" and about(config.model).get("matrices") is False:
-        yield (
-            f"optim={config.choices['optim']}: model={config.choices['model']} has no hidden matrix. Type optim=adamw."
-        )
+        yield (f"optim={config.word('optim')}: model={config.word('model')} has no hidden matrix. Type optim=adamw.")
 
 
 def _remat(config: Config, mesh: MeshShape, shape: PipelineShape) -> Iterable[str]:

@@ -173,7 +173,7 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     device = about(part).get("device", "cpu")
     if device == "cuda" and not fits:
         raise WordsError(
-            f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type "
+            f"backend={config.word('backend')} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type "
             "backend=gloo."
         )
     return {"backend": _fill_auto(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
@@ -203,7 +203,7 @@ def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     most = fact(part, "most")
     if most is not None and ranks > most:
         raise WordsError(
-            f"compile={config.choices['compile']} is for {'one rank' if most == 1 else f'{most} ranks'}, but nodes x "
+            f"compile={config.word('compile')} is for {'one rank' if most == 1 else f'{most} ranks'}, but nodes x "
             f"devices = {ranks}. Type compile=blocks."
         )
     return {"compile": part}
@@ -222,7 +222,7 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     needs = about(part).get("device", draft["device"])
     if needs != draft["device"]:
         raise WordsError(
-            f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type "
+            f"precision={config.word('precision')} needs {needs}, this run is on {draft['device']}. Type "
             "precision=bf16."
         )
     if draft["device"] == "cuda" and draft["cluster"]:
@@ -238,7 +238,7 @@ def _check_type(config: Config, part: Part, flops: Mapping[str, float], named: s
     who = f"the {gpu} of this host" if config.choices["cluster"] == "auto" else named
     other = next((word for word in ("bf16", "fp16", "fp32") if word in flops), "fp32")
     raise WordsError(
-        f"precision={config.choices['precision'] or 'of yours'}: {who} has no products in {kind}, only in "
+        f"precision={config.word('precision')}: {who} has no products in {kind}, only in "
         f"{', '.join(flops)}. Type precision={other}."
     )
 

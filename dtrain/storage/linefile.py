@@ -2,11 +2,9 @@
 its index is made, so that one that is none is told with its line before training; a remote file is copied then.
 """
 
-import csv
 import hashlib
 import json
 import mmap
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,132 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.errors import PreflightError, WordsError, an
+from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import jsonarray, plaintext, rowindex, store
-from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn, number, once
+from dtrain.storage.lineforms import LONGEST, Format, Separated, are_numbers, no_names
+from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn
 from dtrain.storage.packed import PACKED
 from dtrain.storage.rowindex import Columns, Indices
 
 CHUNK = 1 << 22
 HEAD = 1 << 20
 """Bytes of each end of a file that are looked at before the launch, or more for a longer first row."""
-LONGEST = 1 << 30
-"""Bytes of the longest first row."""
-LINE, BOM = b"\n", b"\xef\xbb\xbf"
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+LINE = b"\n"
 TOGETHER = 4096
 """Rows that are parsed at once, where that is possible."""
-
-
-class Format(ABC):
-    """How rows are written in lines."""
-
-    numbers = True
-    """Whether cells that are numbers are read as such."""
-    how: Sequence[Any]
-    """All that the meaning of the bytes depends on."""
-
-    @abstractmethod
-    def header(self, beginning: bytes) -> tuple[list[str], int]:
-        """Names of the columns, and where the first row begins. Raises Torn."""
-
-    @abstractmethod
-    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
-        """Column -> value. Raises Torn."""
-
-    def columns(self, lines: Sequence[bytes], names: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
-        """Column -> the cells of rows; None if the rows have to be parsed one by one."""
-        return None
-
-    def separator_of(self, names: Sequence[str]) -> str:
-        """The separator that would divide what seems to be one name; empty if there is none."""
-        return ""
-
-    def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
-        """(which bytes are in quotes, so that a line break there ends no row; whether the last one is)."""
-        return np.zeros(len(data), bool), inside
-
-
-class JsonLines(Format):
-    how = ("jsonl",)
-
-    def header(self, beginning: bytes) -> tuple[list[str], int]:
-        begin = len(BOM) if beginning.startswith(BOM) else 0
-        if jsonarray.is_array(beginning):
-            return list(self.parse(jsonarray.first(beginning) or beginning, ())), begin
-        first = next((line for line in beginning[begin:].splitlines() if line.strip()), b"")
-        return list(self.parse(first, ())), begin
-
-    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
-        try:
-            row = json.loads(line.decode(), object_pairs_hook=once)
-        except Doubled:
-            raise
-        except UnicodeDecodeError:
-            raise Torn(f"this row{plaintext.not_utf8(line)[:-1]}") from None
-        except ValueError as error:
-            raise Torn(f"this is no JSON: {error}") from None
-        except RecursionError:
-            raise Torn("this is JSON that is nested too deeply") from None
-        if not isinstance(row, dict):
-            raise Torn(f'a row is an object of columns, such as {{"text": ...}}, not {an(row)}')
-        return row
-
-
-class Separated(Format):
-    """RFC 4180: the first row has the names; quotes hold separators, line breaks and doubled quotes. `numbers`: cells
-    that are numbers are read as such.
-    """
-
-    def __init__(self, separator: str, *, numbers: bool) -> None:
-        self._separator, self.numbers = separator, numbers
-        self.how = ("csv", separator, numbers)
-
-    def header(self, beginning: bytes) -> tuple[list[str], int]:
-        data = np.frombuffer(beginning, np.uint8)
-        ends = np.flatnonzero((data == 10) & ~self.quoted(data, 0)[0])
-        end = int(ends[0]) + 1 if len(ends) else len(beginning)
-        names = self._cells(beginning[:end].removeprefix(BOM))
-        if len({*names}) < len(names):
-            double = next(name for name in names if names.count(name) > 1)
-            raise Torn(f"two columns have the name {double!r}")
-        return names, end
-
-    def parse(self, line: bytes, names: Sequence[str]) -> Mapping[str, Any]:
-        cells = self._cells(line)
-        if len(cells) != len(names):
-            raise Torn(f"a row has {len(names)} columns, and this one {len(cells)}")
-        return dict(zip(names, map(number, cells) if self.numbers else cells, strict=True))
-
-    def columns(self, lines: Sequence[bytes], names: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
-        csv.field_size_limit(LONGEST)
-        try:
-            texts = [line.decode() for line in lines]
-            rows = list(csv.reader(texts, delimiter=self._separator, strict=True))
-        except (csv.Error, ValueError):
-            return None
-        if len(rows) != len(lines) or {*map(len, rows)} != {len(names)}:
-            return None
-        return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-    def separator_of(self, names: Sequence[str]) -> str:
-        counts = {word: names[0].count(mark) for word, mark in SEPARATORS.items()} if len(names) == 1 else {"": 0}
-        return max(counts, key=lambda word: counts[word]) if any(counts.values()) else ""
-
-    def quoted(self, data: np.ndarray[Any, Any], inside: int) -> tuple[Any, int]:
-        odd = np.bitwise_xor.accumulate(data == 34) if len(data) else np.zeros(0, bool)
-        odd = odd ^ bool(inside)
-        return odd, int(odd[-1]) if len(odd) else inside
-
-    def _cells(self, line: bytes) -> list[str]:
-        csv.field_size_limit(LONGEST)
-        try:
-            rows = list(csv.reader([line.decode()], delimiter=self._separator, strict=True))
-        except UnicodeDecodeError:
-            raise Torn(f"this row{plaintext.not_utf8(line)[:-1]}") from None
-        except (csv.Error, ValueError) as error:
-            raise Torn(f"this is no row of separated values: {error}") from None
-        return rows[0] if rows else []
 
 
 def names(url: str, form: Format) -> list[str]:
@@ -191,8 +76,8 @@ def check(url: str, form: Format, columns: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class LineFile:
-    """`columns`: those that are read; `raw`: as they are, of any kind, and None where a row has none. Raises
-    PreflightError for a file of which a row cannot be.
+    """`columns`: those that are read; `raw`: as they are, of any kind, and None where a row has none; `alone`: what to
+    type if a row has others; empty: these are not read. Raises PreflightError for a file of which a row cannot be.
     """
 
     url: str
@@ -200,12 +85,14 @@ class LineFile:
     columns: Sequence[str]
     cache: Path
     raw: bool = False
+    alone: str = ""
     facts: Mapping[str, Any] = field(init=False)
     _stem: Path = field(init=False)
 
     def __post_init__(self) -> None:
         beside = [".npy"] if store.is_local(self.url) else [".npy", ".copy"]
-        facts, stem = rowindex.kept(self.cache, self.url, how(self.form, self.columns, self.raw), self._made, beside)
+        key = [*how(self.form, self.columns, self.raw), *(["all"] if self.alone else [])]
+        facts, stem = rowindex.kept(self.cache, self.url, key, self._made, beside)
         object.__setattr__(self, "facts", facts)
         object.__setattr__(self, "_stem", stem)
 
@@ -313,9 +200,15 @@ class LineFile:
             if not line.strip():
                 continue
             try:
-                found.note(self.form.parse(line, names))
+                row = self.form.parse(line, names)
+                found.note(row)
+                if self.alone and len(row) > len(self.columns):
+                    more = next(name for name in row if name not in self.columns)
+                    raise Torn(f"it has a column {more}, which the first row lacks. {self.alone}")
             except Torn as error:
-                raise PreflightError(f"data.path={self.url}: line {_lines(file, start) + 1}: {error}.") from None
+                other = "" if error.row is None else f" in line {_lines(file, offsets[2 * error.row]) + 1}"
+                line = _lines(file, start) + 1
+                raise PreflightError(f"data.path={self.url}: line {line}: {error}{other}.{error.mend}") from None
             offsets.extend((start, start + len(line)))
 
 
@@ -346,8 +239,10 @@ def _named(url: str, form: Format, beginning: bytes) -> tuple[list[str], int]:
 
 def _check_columns(url: str, form: Format, columns: Sequence[str], names: Sequence[str]) -> None:
     """Raises WordsError for a column that is not there, and for names that another separator divides."""
-    other = form.separator_of(names) if any(name not in names for name in columns) else ""
-    if other:
+    is_lacking = any(name not in names for name in columns)
+    if is_lacking and isinstance(form, Separated) and are_numbers(names):
+        raise WordsError(f"data.path={url}: {no_names(names)}.")
+    if is_lacking and (other := form.separator_of(names)):
         raise WordsError(
             f"data.path={url}: its first line is one name, {names[0][:60]!r}: the columns seem to be separated by a "
             f"{other}. Type data.separator={other}."

@@ -182,9 +182,12 @@ def values(table: Any, index: Indices, url: str, first: int = 0) -> Columns:
     columns: Columns = {name: _cast(_array(each)[index], kind_of(each.type)) for name, each in plain.items()}
     if others := [name for name in chunks if name not in plain]:
         rows = _rows(table.select(others), index)
-        columns |= {name: _values(arrow.concat_arrays(rows.column(name).chunks), name, url) for name in others}
+        for name in others:
+            column = arrow.concat_arrays(rows.column(name).chunks)
+            _check_nulls(column, f"data.path={url}: column {name}", first + index)
+            columns[name] = _values(column)
     for name, column in columns.items():
-        _check_finite(column, f"data.path={url}: column {name}", first + index)
+        check_finite(column, f"data.path={url}: column {name}", first + index)
     return columns
 
 
@@ -196,9 +199,9 @@ def _cast(numbers: NDArray[Any], kind: str) -> NDArray[Any]:
         return numbers.astype(KINDS[kind])
 
 
-def _check_finite(column: Any, what: str, rows: Indices) -> None:
+def check_finite(column: Any, what: str, rows: Indices) -> None:
     """Raises PreflightError, with its row, for the first value that has a number that is not finite in fp32."""
-    if isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray) and column.dtype.kind != "O":
         if column.dtype.kind != "f" or np.isfinite(column).all():
             return
     elif not len(column) or isinstance(column[0], str):
@@ -239,21 +242,29 @@ def _array(column: Any) -> NDArray[Any]:
     return np.from_dlpack(column.cast(arrow.uint8()) if arrow.types.is_boolean(column.type) else column)
 
 
-def _values(column: Any, name: str, url: str) -> Any:
+def _check_nulls(column: Any, what: str, rows: Indices) -> None:
+    """Raises PreflightError, with its row, for the first value that is null, or has a null in a list."""
+    inner = column
+    while not inner.null_count and kind_of(inner.type).startswith("list of "):
+        inner = inner.flatten()
+    if inner.null_count:
+        holed = [value is None or (isinstance(value, list) and "None" in repr(value)) for value in column.to_pylist()]
+        where = "" if inner is column else " in a list"
+        raise PreflightError(f"{what} has a null{where} in row {rows[holed.index(True)] + 1}. Drop or fill it.")
+
+
+def _values(column: Any) -> Any:
+    """The values of a column without nulls."""
     from pyarrow import types
 
-    if column.null_count:
-        raise PreflightError(f"data.path={url}: column {name} has nulls. Drop or fill them.")
     kind = kind_of(column.type)
     if kind == "text":
         return column.to_pylist()
     if not kind.startswith("list of "):
         return _numbers(column, kind)
     flat, lengths = column.flatten(), _lengths(column, types)
-    if flat.null_count:
-        raise PreflightError(f"data.path={url}: column {name} has lists with nulls. Fill them.")
     if kind.startswith("list of list"):
-        inner, ends = _values(flat, name, url), np.cumsum(lengths)
+        inner, ends = _values(flat), np.cumsum(lengths)
         arrays = [np.asarray(inner[end - size : end]) for end, size in zip(ends, lengths, strict=True)]
     else:
         arrays = np.split(_numbers(flat, kind.removeprefix("list of ")), np.cumsum(lengths)[:-1])

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import arrowfile, caching, linefile, parquetfile, rowindex, rowlengths, store
+from dtrain.storage import arrowfile, caching, linefile, lineforms, parquetfile, rowindex, rowlengths, store
+from dtrain.storage.linekinds import mend_of
 from dtrain.storage.rowindex import File
 
 SUFFIXES = {
@@ -28,6 +29,8 @@ STREAMS = 16
 """Files that are opened at once."""
 MASKS = ("attention_mask", "decoder_attention_mask")
 """Inputs that the padder makes where files lack them."""
+LISTED = 8
+"""Columns that a sentence lists."""
 PRINT = re.compile(r"rows-(\d+)-\w{32}")
 PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 
@@ -67,16 +70,22 @@ class Reader:
             return parquetfile.names(url)
         return linefile.names(url, self._form)
 
-    def check(self, url: str, columns: Sequence[str]) -> None:
-        """Look at the ends of a file. Raises PreflightError, and WordsError for a column that it lacks."""
+    def check(self, url: str, columns: Sequence[str], alone: str = "") -> None:
+        """Look at the ends of a file. Raises PreflightError, and WordsError for a column that it lacks, or that only it
+        has: see `alone`.
+        """
         if self.format in ("hf", "parquet"):
             for name in columns:
                 rowindex.column(name, self.names(url), f"data.path={url}")
         else:
             linefile.check(url, self._form, columns)
+        if alone:
+            _check_alone(url, self.names(url), columns, alone)
 
-    def opened(self, urls: Sequence[str], columns: Sequence[str]) -> list[File]:
-        """The files, whose indices are made where they are missing. Raises PreflightError."""
+    def opened(self, urls: Sequence[str], columns: Sequence[str], alone: str = "") -> list[File]:
+        """The files, whose indices are made where they are missing. `alone`: what to type if a row has further columns;
+        empty: these are not read. Raises PreflightError, and WordsError for a column that only some files have.
+        """
         groups = parquetfile.Groups(CACHED)
 
         def one(url: str) -> File:
@@ -84,16 +93,19 @@ class Reader:
                 return arrowfile.ArrowFile(url, columns, self.cache, self.raw)
             if self.format == "parquet":
                 return parquetfile.ParquetFile(url, columns, self.cache, groups, self.raw)
-            return linefile.LineFile(url, self._form, columns, self.cache, self.raw)
+            return linefile.LineFile(url, self._form, columns, self.cache, self.raw, alone)
 
         with ThreadPoolExecutor(STREAMS) as pool:
-            return list(pool.map(one, urls))
+            files = list(pool.map(one, urls))
+        for file in files if alone else ():
+            _check_alone(file.url, file.facts["names"], columns, alone)
+        return files
 
     @property
-    def _form(self) -> linefile.Format:
+    def _form(self) -> lineforms.Format:
         if self.format == "jsonl":
-            return linefile.JsonLines()
-        return linefile.Separated(linefile.SEPARATORS[self.separator], numbers=not self.text)
+            return lineforms.JsonLines()
+        return lineforms.Separated(lineforms.SEPARATORS[self.separator], numbers=not self.text)
 
 
 def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
@@ -123,6 +135,21 @@ def columns_of(reader: Reader, url: str, data: Mapping[str, Any]) -> list[str]:
         there = reader.names(url)
         named = [name for name in named if name not in MASKS or name in there]
     return [*dict.fromkeys([*named, *([] if target is None else [target])])]
+
+
+def alone(columns: Sequence[str], data: Mapping[str, Any]) -> str:
+    """The words to type about a column that only some rows have; empty if inputs are named, and others not read."""
+    if data.get("column") or data["inputs"] is not None:
+        return ""
+    inputs = [name for name in columns if name != data["targets"]]
+    listed = ",".join(inputs) if len(inputs) <= LISTED else "<the columns>"
+    return f"Type 'data.inputs=[{listed}]' to leave it out, or give it to all rows"
+
+
+def _check_alone(url: str, names: Sequence[str], columns: Sequence[str], alone: str) -> None:
+    """Raises WordsError for a column of a file that the first one lacks."""
+    if more := [name for name in names if name not in columns]:
+        raise WordsError(f"data.path={url} has a column {more[0]}, which the first file lacks. {alone}.")
 
 
 def fingerprint(files: Sequence[File], rows: int) -> str:
@@ -156,10 +183,11 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
     """
     try:
         columns = columns_of(reader, urls[0], data)
+        only = alone(columns, data)
         with ThreadPoolExecutor(STREAMS) as pool:
-            list(pool.map(lambda url: reader.check(url, columns), urls))
+            list(pool.map(lambda url: reader.check(url, columns, only), urls))
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
-            files = reader.opened(urls, columns)
+            files = reader.opened(urls, columns, only)
             kinds([file.facts for file in files], columns, text=reader.text)
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
@@ -178,6 +206,9 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
 
 def kinds(facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool) -> dict[str, str]:
     """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers."""
+    if not text:
+        for name in columns:
+            _check_numeral(name, (each.get("texts", {}).get(name, "") for each in facts))
     return {name: _kind(name, {each["kinds"].get(name) for each in facts} - {None}, text) for name in columns}
 
 
@@ -245,6 +276,13 @@ def check_packing(files: Sequence[File], columns: Sequence[str], cache: Path, wi
 def _are_few(files: Sequence[File]) -> bool:
     """Whether all rows are read before the launch."""
     return all(store.is_local(file.url) for file in files) and sum(store.size(file.url) for file in files) < EARLY
+
+
+def _check_numeral(name: str, texts: Iterable[str]) -> None:
+    """Raises WordsError for a column of text that stands for numbers."""
+    for text in texts:
+        if mend := mend_of(text):
+            raise WordsError(f"data: column {name} holds text, such as {text!r}.{mend}")
 
 
 def _kind(name: str, several: set[str], text: bool) -> str:

@@ -22,10 +22,16 @@ def targetless(part: Mapping[str, Any], *, task: str | None, trained: Mapping[st
     listed = [inputs] if isinstance(inputs, str) else [*(inputs or ())]
     if (not unread or part.get("transform") or target in listed) and target in _columns(part, None):
         return {**part}
-    if inputs is None:
-        same = trained.get("targets") == target and trained.get("inputs", "") is None
-        inputs = _columns(trained if same else part, target)
-    return {**part, "inputs": inputs, "targets": None}
+    inputs = as_trained(part, trained)["inputs"]
+    return {**part, "inputs": _columns(part, target) if inputs is None else inputs, "targets": None}
+
+
+def as_trained(part: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """`part` with the columns that a run was `trained` on as its inputs, where both name none."""
+    both = [about(each).get("files") in SUFFIXES and each.get("inputs", "") is None for each in (part, trained)]
+    if not all(both) or part["targets"] != trained["targets"]:
+        return {**part}
+    return {**part, "inputs": _columns(trained, part["targets"])}
 
 
 def _columns(part: Mapping[str, Any], target: str | None) -> list[str]:

@@ -278,6 +278,27 @@ def test_padding_counts_in_no_regression(tmp_path: Path) -> None:
         stack([(torch.ones(n), {"a": torch.ones(n), "b": torch.ones(n)}) for n in (2, 4)], pad=0, length=None)
 
 
+def test_whole_numbers_that_fp32_rounds_are_told_of_own_samples() -> None:
+    big = 2**24 + 1
+
+    def notes(sample: Any) -> list[str]:
+        return Dataset([(sample, 1)] * 3, holdout=0, outputs=2).notes
+
+    for told in ([0.5, big], np.array([0.5, big]), {"a": torch.tensor([big, 0.5], dtype=torch.float64)}):
+        (note,) = notes(told)
+        assert f"sample 0 has {big}, which fp32 rounds to {big - 1}" in note
+    for kept in ([1, big], np.array([big]), {"a": 0.5, "b": big}, np.array([0.5, 2.0**30]), [0.1, 2.0**30]):
+        assert not notes(kept)
+
+
+def test_masked_arrays_are_refused_where_they_hide_numbers() -> None:
+    hidden = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(WordsError, match=r"sample 2: the input is a masked array.*filled"):
+        Dataset([(hidden, 1)] * 3, holdout=0, outputs=2).take(np.array([0]), np.array([0]))
+    plain = Dataset([(np.ma.array([1.0, 2.0]), 1)] * 3, holdout=0, outputs=2).take(np.array([0]), np.array([0]))
+    assert plain["inputs"].tolist() == [[1.0, 2.0]]
+
+
 def test_parts_of_several_processes_are_joined() -> None:
     parts = [
         {"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))},

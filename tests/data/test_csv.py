@@ -121,7 +121,14 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     [
         ("x,y\n1,2\n3\n4,5\n", "line 3: a row has 2 columns, and this one 1"),
         ("x,y\n1,2\n,3\n", "line 3: column x is empty"),
-        ("x,y\n1,2\nabc,3\n", "line 3: column x is 'abc', after rows in which it was a number"),
+        ("x,y\n1,2\nabc,3\n", "line 3: column x is 'abc', after rows in which it was a number."),
+        ("x,y\nNA,2\n,3\n1,2\n", "line 3: column x is empty"),
+        (
+            "x,y\n\nNA,2\nNA,2\n1,2\n",
+            "line 5: column x is 1, and the text 'NA' in line 3. Drop or fill what is missing.",
+        ),
+        ('x,y\n1,2\n"1,5",3\n', "line 3: column x is '1,5', after rows in which it was a number. Write a point before"),
+        ('x,y\n"1,5",3\n"2,5",3\n', "column x holds text, such as '1,5'. Write a point before the fraction"),
         ('x,y\n1,2\n"3,4\n5,6\n', "line 3: "),
         ("x,y,x\n1,2,3\n", "line 1: two columns have the name 'x'"),
         ("x,y\n", "there is no row in 1 file(s)"),
@@ -146,6 +153,12 @@ def test_files_in_another_form_are_told_with_what_to_type(tmp_path: Path) -> Non
         (b"x,y\r1,0\r", "its lines end in a carriage return alone"),
         (b"a;b;y\n1;2;0\n", "the columns seem to be separated by a semicolon. Type data.separator=semicolon."),
         (b"a\tb\ty\n1\t2\t0\n", "Type data.separator=tab."),
+        (b"sep=;\na;b;y\n1;2;0\n", "line 1: it is 'sep=;', of Excel. Delete it, and type data.separator=semicolon."),
+        (
+            b"0.5,1,2\n0.5,1,2\n",
+            "the first line has numbers where the names of columns are read: '0.5,1,2'. Write a line of names above it",
+        ),
+        (b"0.5,1,1\n0.5,1,2\n", "the first line has numbers where the names of columns are read"),
     ):
         (tmp_path / "a.csv").write_bytes(data)
         with pytest.raises(DtrainError) as error:

@@ -34,7 +34,9 @@ def test_blank_lines_and_a_missing_last_line_break_are_no_rows_and_no_mistake(tm
         ("[1, 2]", "line 3: a row is an object of columns"),
         ('{"x": [1]}', "line 3: column y is missing"),
         ('{"x": [1], "y": null}', "line 3: column y is empty"),
-        ('{"x": [1], "y": "a"}', "line 3: column y is 'a', after rows in which it was a number"),
+        ('{"x": [1], "y": "a"}', "line 3: column y is 'a', after rows in which it was a number."),
+        ('{"x": [1, null], "y": 0}', "line 3: column x has null in a list. Drop or fill it."),
+        ('{"x": [[1, null]], "y": 0}', "line 3: column x has null in a list. Drop or fill it."),
         ('{"x": [[1], [1, 2]], "y": 0}', "line 3: column x has lists of different lengths in one row"),
     ],
 )
@@ -43,6 +45,17 @@ def test_a_line_that_is_no_row_is_named(line: str, sentence: str, tmp_path: Path
     with pytest.raises(DtrainError) as error:
         build(tmp_path / "a.jsonl")
     assert sentence in str(error.value)
+
+
+def test_the_odd_row_is_blamed_though_it_comes_first(tmp_path: Path) -> None:
+    for line, sentence in (
+        ('{"x": [null], "y": 0}', "line 2: column x has null in a list. Drop or fill it."),
+        ('{"x": [1], "y": "NA"}', "line 3: column y is 0, and the text 'NA' in line 2. Drop or fill what is missing."),
+    ):
+        (tmp_path / "a.jsonl").write_text(f'\n{line}\n{{"x": [1], "y": 0}}\n')
+        with pytest.raises(DtrainError) as error:
+            build(tmp_path / "a.jsonl")
+        assert sentence in str(error.value)
 
 
 def test_one_array_of_objects_is_read_as_lines_are(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ sentence(lambda: Dataset(ray_rows.dataset(1)))
 words = dict(path=None, dataset=ray_rows.ragged, cluster=None, holdout=0.0, inputs="tokens", targets="tokens", shift=True, outputs=None, length=None)
 three = np.arange(3), np.zeros(3, np.int64)
 sentence(lambda: source.build(**words, pad=None).take(*three))
+odd = source.Rows(ray_rows.odd, ["x"], None)
+sentence(lambda: odd[torch.arange(3)])
 batch = source.build(**words, pad=0).take(*three)
 print(batch["inputs"].tolist(), batch["targets"].tolist())
 """
@@ -128,6 +130,7 @@ def test_rows_are_the_same_in_any_blocks_and_by_either_way(tmp_path: Path, clust
         "data.dataset: Dataset is not map-style: it needs __len__ and __getitem__. Type data=ray data.dataset._target_=<a "
         "function of yours that returns it>.",
         "data: the rows of tokens have different lengths, 1 to 3. Type data.pad=<the padding token>.",
+        "data: column x has NaN in row 2. Drop or fill it.",
         "[[5, 6, 0], [1, 2, 3], [4, 0, 0]] [[6, -100, -100], [2, 3, -100], [-100, -100, -100]]",
     ]
 

@@ -189,8 +189,16 @@ def test_what_cannot_be_a_sample_is_named(format: str, source: Any, tmp_path: Pa
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_a_value_that_is_missing_is_named(format: str, source: Any, tmp_path: Path) -> None:
     path = write(tmp_path / f"holes.{format}", [{"a": 1.0, "b": 2, "label": 0}, {"a": 1.0, "b": None, "label": 0}])
-    with pytest.raises(DtrainError, match="line 2: column b is empty" if format == "jsonl" else "column b has nulls"):
+    with pytest.raises(
+        DtrainError, match="line 2: column b is empty" if format == "jsonl" else "column b has a null in row 2."
+    ):
         everything(source(format, path))
+    if format == "parquet":
+        for hole in ([1, None], None):
+            write(tmp_path / "lists.parquet", [{"a": [1, 2], "label": 0}] * 4 + [{"a": hole, "label": 0}], group=3)
+            made = source("parquet", f"{tmp_path}/lists.parquet", inputs="a")
+            with pytest.raises(DtrainError, match=f"column a has a null{' in a list' if hole else ''} in row 5. Drop"):
+                everything(made)
 
 
 @pytest.mark.parametrize(("first", "second", "float_"), [("jsonl", "jsonl", True), ("parquet", "parquet", True)])
@@ -394,6 +402,19 @@ def test_whole_numbers_stay_whole_numbers(format: str, source: Any, tmp_path: Pa
     assert small(inputs("item", one=True)).shape == (4, 2), "the mlp makes fractions of them itself"
 
 
+def test_whole_numbers_that_fp32_rounds_are_told_in_lists_and_beside_fractions_of_a_column(
+    source: Any, tmp_path: Path
+) -> None:
+    big = 2**24 + 1
+    for format, values, is_told in (
+        ("jsonl", [[1.5, 2], [big, 2.5]], True), ("jsonl", [[1.5, 2], [-big, 2]], True), ("jsonl", [[1, 2], [big, 2]], False),
+        ("jsonl", [1.5, big], True), ("jsonl", [[1.5, 2], [float(big), 2.5]], False), ("csv", [1.5, big], True), ("csv", [1, big], False),
+    ):  # fmt: skip
+        path = write(tmp_path / f"{len(str(values))}.{format}", [{"a": value, "label": 0} for value in values])
+        notes = source(format, path, inputs=["a"], holdout=0).notes
+        assert [f"column a has {big}" in note for note in notes] == [True] * is_told, values
+
+
 def test_numbers_that_are_not_finite_or_do_not_fit_are_told_with_their_place(source: Any, tmp_path: Path) -> None:
     for value, sentence in (
         ("[[3, NaN]]", "line 2: column a is nan"), ("[1e39]", "line 2: column a is 1e+39"), ("[1.5, NaN]", "column a is nan"),
@@ -434,3 +455,20 @@ def test_files_that_are_hidden_are_left_out_and_named(tmp_path: Path) -> None:
     assert sorted(source.take(np.arange(2), np.zeros(2, dtype=int))["inputs"].flatten().tolist()) == [1.5, 2.5]
     assert len(source) == 2
     assert "2 file(s) that it matches are not read: .a.csv, a-checkpoint.csv" in " ".join(source.notes)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_column_that_only_some_rows_have_is_refused_unless_inputs_are_named(
+    format: str, source: Any, tmp_path: Path
+) -> None:
+    plain, more = {"a": 1.5, "b": 2, "label": 1}, {"a": 1.5, "c": 7, "b": 2, "label": 1}
+    one, two = write(tmp_path / f"1.{format}", [plain] * 3), write(tmp_path / f"2.{format}", [more] * 3)
+    for path in [[one, two], *([write(tmp_path / "3.jsonl", [plain, plain, more])] if format == "jsonl" else [])]:
+        with pytest.raises(DtrainError) as error:
+            source(format, path, inputs=None)
+        assert "has a column c, which" in str(error.value) and "Type 'data.inputs=[a,b]'" in str(error.value)
+        assert isinstance(path, list) or f"{path}: line 3: " in str(error.value)
+        given = {"path": path, "inputs": None, "targets": "label"}
+        paths = path if isinstance(path, list) else [path]
+        assert "a column c, which" in problem(Reader(format, tmp_path / "cache"), paths, given, trained=None)
+        assert len(source(format, path, holdout=0).facts["inputs"]) == 1, "inputs that are named are read alone"

@@ -1,5 +1,6 @@
 """Rows that Spark has written: one order over partitions of any sizes, and a sentence for what is no number."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,16 @@ def test_partitions_are_ordered_by_number_and_changed_files_are_read_again(tmp_p
 def test_what_is_no_number_everywhere_is_refused(tmp_path: Path) -> None:
     folder = written(
         tmp_path / "rows", (2, 1), x=[1.0, 2.0, 3.0], none=[1, None, 2], text=["a", "b", "c"],
-        ragged=[[1.0], [1.0, 2.0], [1.0]], wider=[[1.0], [1.0], [1.0, 2.0]], holes=[[1.0], [None], [1.0]],
+        ragged=[[1.0], [1.0, 2.0], [1.0]], wider=[[1.0], [1.0], [1.0, 2.0]], holes=[[1.0], [None], [1.0]], odd=[[1.0, 2.0], [1.0, math.nan], [1.0, 2.0]],
     )  # fmt: skip
     for features, label, sentence in (
-        ("x", "y", "has no column y. Its columns: x, none, text, ragged, wider, holes."),
+        ("x", "y", "has no column y. Its columns: x, none, text, ragged, wider, holes, odd."),
         ("x", "none", "column none has 1 null(s)"),
         ("text", "x", "column text is of string. Numbers and arrays of them can be read"),
         ("ragged", "x", "column ragged has arrays of 1 to 2 numbers"),
         ("wider", "x", "wider has arrays of [1] and of [2] numbers"),
         ("holes", "x", "column holes has arrays with nulls"),
+        ("odd", "x", "column odd has NaN, or numbers that are infinite or too large for 32 bits, in 1 of 2 rows"),
         (["x", "wider"], "x", "data.features: wider is a column of arrays"),
     ):
         with pytest.raises(DtrainError) as error:

@@ -213,3 +213,22 @@ def test_several_sets_are_measured_one_by_one() -> None:
     assert first["eval_loss"] != second["eval_loss"]
     for many, _ in on_mesh(lambda mesh: of_sets(mesh, STRATEGIES["fsdp"]), dp_shard=2):
         assert many == pytest.approx(figures, rel=1e-6)
+
+
+def test_a_set_has_the_columns_and_types_that_the_run_was_trained_on(tmp_path: Path) -> None:
+    """Whole numbers where training had fractions, and columns in another order."""
+    lines = [f"{number % 4}.5,{number % 7},{number % 3}" for number in range(30)]
+    (tmp_path / "train.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    (tmp_path / "set.csv").write_text("b,a,more,y\n1,2,9,0\n3,4,9,1\n")
+    words = [
+        "model._target_=torch.nn.Linear", "model.in_features=2", "model.out_features=3", "data=csv",
+        f"data.path={tmp_path}/train.csv", "data.targets=y", "objective=classification", f"data.cache={tmp_path}/cache",
+        f"evaluate.sets={{new: {{path: {tmp_path}/set.csv}}}}", "out=memory://run", "trust=[torch]",
+    ]  # fmt: skip
+
+    def work(mesh: Mesh) -> Any:
+        parts = assemble(plan(*words), mesh)
+        batch = parts.measured["new"].take(np.array([0, 1]), np.zeros(2, int))
+        return [sorted(batch["inputs"].tolist()), str(batch["inputs"].dtype), parts.forward(batch["inputs"]).shape]
+
+    assert on_mesh(work, dp_shard=1) == [[[[2, 1], [4, 3]], "torch.float32", (2, 3)]]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from invariance import samples
 from torch import Tensor, nn
 
-VOCAB, LENGTH, CLASSES, SAMPLES = 64, 16, 6, 64
+VOCAB, LENGTH, CLASSES = 64, 16, 6
 
 
 def build(*, name: str) -> nn.Module:
@@ -38,19 +39,6 @@ class Foreign:
 class Task:
     words: str
     sample: Callable[[int, torch.Generator], dict[str, Tensor]]
-
-
-class Samples:
-    """Sample i of a task is a function of i."""
-
-    def __init__(self, *, task: str) -> None:
-        self._sample = TASKS[task].sample
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self._sample(index, torch.Generator().manual_seed(index))
 
 
 def _tokens(length: int, g: torch.Generator) -> Tensor:
@@ -123,6 +111,11 @@ TASKS = {
     "image": Task(f"{_DATASET}pixel_values objective=classification data.outputs={CLASSES}", _image),
     "noise": Task(f"{_DATASET}[sample,timestep] objective=regression", _noise),
 }
+
+
+class Samples(samples.Samples):
+    tasks = TASKS
+
 
 _TEXT = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from invariance.foreign import FOREIGN, LAYOUTS, TASKS, build
+from invariance.foreign import FOREIGN, LAYOUTS, TASKS, Samples, build
 from invariance.plain import loop
 from invariance.run import COMMON, run
 from pool import RankFailed, ranks
@@ -94,7 +94,7 @@ def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
 
     return loop(
         lambda: build(name=name), [*FOREIGN[name].words(name).split(), *COMMON.split(), *words.split()], steps=STEPS,
-        sample=lambda i: TASKS[task].sample(i, torch.Generator().manual_seed(i)), loss_of=loss,
+        sample=Samples(task=task).__getitem__, loss_of=loss,
         count=lambda batch: len(batch["targets"]), optimizer_of=optimizer_of,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from invariance.plain import loop
 from invariance.run import COMMON, run
-from invariance.users import TASKS, USERS, slow_first, words_of
+from invariance.users import TASKS, USERS, Samples, slow_first, words_of
 from pool import RankFailed, ranks
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ def _by_hand(name: str, words: str) -> dict[str, Any]:
 
     with Gloo(timeout=60).open():
         return loop(
-            USERS[name].make, _words(name, words), steps=STEPS, sample=task.sample, loss_of=loss, optimizer_of=optimizer_of,
+            USERS[name].make, _words(name, words), steps=STEPS, sample=Samples(task=USERS[name].task).__getitem__, loss_of=loss, optimizer_of=optimizer_of,
             count=lambda batch: int(batch["y"].ne(IGNORE).sum()) if USERS[name].task == "tokens" else len(batch["y"]),
             unused=USERS[name].unused,
         )  # fmt: skip

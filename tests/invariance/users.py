@@ -13,61 +13,45 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from invariance import samples
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils.checkpoint import checkpoint
 
-WIDTH, CLASSES, VOCAB, LENGTH, SAMPLES = 16, 4, 23, 8, 64
+WIDTH, CLASSES, VOCAB, LENGTH = 16, 4, 23, 8
 
 
-class Samples:
-    """Sample i of a task is a function of i."""
-
-    def __init__(self, *, task: str) -> None:
-        self._sample = TASKS[task].sample
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self._sample(index)
-
-
-def drawn(index: int) -> torch.Generator:
-    return torch.Generator().manual_seed(index)
-
-
-def features(index: int) -> dict[str, Tensor]:
-    x = torch.randn(WIDTH, generator=drawn(index))
+def features(index: int, g: torch.Generator) -> dict[str, Tensor]:
+    x = torch.randn(WIDTH, generator=g)
     return {"x": x, "y": x[:CLASSES].argmax()}
 
 
-def numbers(index: int) -> dict[str, Tensor]:
-    x = torch.randn(WIDTH, generator=drawn(index))
+def numbers(index: int, g: torch.Generator) -> dict[str, Tensor]:
+    x = torch.randn(WIDTH, generator=g)
     return {"x": x, "y": x[:CLASSES].cumsum(0)}
 
 
-def images(index: int) -> dict[str, Tensor]:
-    x = torch.randn(3, 8, 8, generator=drawn(index))
+def images(index: int, g: torch.Generator) -> dict[str, Tensor]:
+    x = torch.randn(3, 8, 8, generator=g)
     return {"x": x, "y": x.mean((1, 2)).argmax()}
 
 
-def tokens(index: int) -> dict[str, Tensor]:
-    row = torch.randint(1, VOCAB, (LENGTH + 1,), generator=drawn(index))
+def tokens(index: int, g: torch.Generator) -> dict[str, Tensor]:
+    row = torch.randint(1, VOCAB, (LENGTH + 1,), generator=g)
     return {"x": row[:-1], "y": torch.where(torch.arange(LENGTH) < index % 5, -100, row[1:])}
 
 
-def ragged(index: int) -> dict[str, Tensor]:
+def ragged(index: int, g: torch.Generator) -> dict[str, Tensor]:
     """Tokens of several lengths, padded with 0, and one class."""
     length = 3 + index % (LENGTH - 2)
-    row = torch.randint(1, VOCAB, (LENGTH,), generator=drawn(index)) * (torch.arange(LENGTH) < length)
+    row = torch.randint(1, VOCAB, (LENGTH,), generator=g) * (torch.arange(LENGTH) < length)
     return {"x": row, "y": row.sum() % CLASSES}
 
 
 @dataclass(frozen=True)
 class Task:
     words: str
-    sample: Callable[[int], dict[str, Tensor]]
+    sample: Callable[[int, torch.Generator], dict[str, Tensor]]
     loss: Callable[[Any, Tensor], Tensor]
     """(the model's outputs, targets) -> mean of the loss over the targets that count"""
 
@@ -96,6 +80,10 @@ TASKS = {
     "tokens": Task(f"objective=next_token data.outputs={VOCAB}", tokens, entropy),
     "own": Task("objective=own objective.over=samples objective.together=2", features, lambda outputs, _: outputs),
 }
+
+
+class Samples(samples.Samples):
+    tasks = TASKS
 
 
 class Stack(nn.Module):

@@ -137,6 +137,8 @@ def test_stop_ends_before_the_bad_step_with_its_state_saved(
         and str(of_step(BAD_STEP)[5]) in result.reason
         and "on_spike=skip" in result.reason
     )
+    named = f"Sample {of_step(BAD_STEP)[5]} has NaN or an infinite number: drop or fill it." in result.reason
+    assert named == (not math.isfinite(value)), "a large number is named by nobody"
     assert losses(tmp_path) == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
     assert find(str(tmp_path))[1]["step"] == BAD_STEP - 1
     assert events(tmp_path, "spike")[0]["samples"] == of_step(BAD_STEP)

@@ -119,7 +119,16 @@ class PooledWithMask(nn.Module):
         return input_ids * attention_mask
 
 
+class PooledWithMore(nn.Module):
+    def forward(self, input_ids: Tensor, **more: Tensor) -> Tensor:
+        return input_ids * more.get("attention_mask", 1)
+
+
 def test_a_model_that_gets_padding_and_no_mask_is_told() -> None:
+    assert mask_beside(PooledWithMore()) is None, "nobody knows where more arguments go"
+    (sentence,) = unmasked(PooledWithMore(), 0, ["input_ids"])
+    assert "If its **more may have it, type data.inputs=[<the inputs>,attention_mask]" in sentence
+    assert not unmasked(PooledWithMore(), 0, ["input_ids", "attention_mask"])
     (sentence,) = unmasked(Pooled(), 0, ["input_ids"])
     assert "the forward of Pooled takes no attention_mask" in sentence
     assert unmasked(PooledWithMask(), 0, None) == unmasked(Pooled(), None, None) == []

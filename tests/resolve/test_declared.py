@@ -132,7 +132,7 @@ class Other:
             "model.inputs=[3, 4, 4]: a sample of the data has the shape [1, 8, 8]. Type model.inputs=auto.",
         ),
         (
-            ("Shaped", "model=mlp", "objective=regression"),
+            ("Shaped", "model=mlp", "objective=regression", "model.outputs=10"),
             "the model outputs 10 numbers, but a target of the data has 1. Type data.outputs=1, or",
         ),
         (("Shaped", "model=mlp", "model.inputs=63"), "model.inputs=63: a sample of the data has the shape [1, 8, 8]."),
@@ -156,7 +156,7 @@ def test_what_a_dataset_states_is_held_against_the_model_before_launch(
     "words",
     [
         ("Named", "model=mlp", "data.outputs=1", "objective=regression"), ("Named", "model=mlp", "data.outputs=4"), ("Changed", "model=mlp", "data.outputs=2"),
-        ("Shaped", "model=mlp", "objective=regression", "data.outputs=1"), ("Shaped", "model=mlp", "model.inputs=64"), ("Shaped", "model=cnn", "model.inputs=[1,8,8]"), ("Other", "model=mlp", "model.inputs=3", "model.outputs=2"), ("Shaped", "model=mlp", "model.inputs=5", "data.inputs=1", "data.targets=0"),
+        ("Shaped", "model=mlp", "objective=regression"), ("Shaped", "model=mlp", "objective=regression", "model.outputs=1"), ("Shaped", "model=mlp", "model.inputs=64"), ("Shaped", "model=cnn", "model.inputs=[1,8,8]"), ("Other", "model=mlp", "model.inputs=3", "model.outputs=2"), ("Shaped", "model=mlp", "model.inputs=5", "data.inputs=1", "data.targets=0"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -82,6 +82,13 @@ DERIVED = (
 """Of a word's class, whose figures it has too."""
 
 
+def test_an_objective_of_your_own_has_its_name_in_messages() -> None:
+    rows = ("data=jsonl", "data.path=x.jsonl", "data.targets=y", "model=mlp", "data.shift=true")
+    with pytest.raises(WordsError, match=r"but objective=right_models\.F1 predicts none") as caught:
+        plan(*rows, "objective._target_=right_models.F1", "trust=[right_models]")
+    assert "objective: default" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("words", "best_is"),
     [

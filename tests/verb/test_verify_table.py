@@ -10,6 +10,7 @@ from wrong_models import WRONG, net
 FAST_WRONG = (
     "a mean over the tokens of a microbatch",
     "a forward that normalises by its batch",
+    "padding that is read",
     "functional dropout",
     "a generator of its own",
     "random bytes of the system",

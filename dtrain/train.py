@@ -67,7 +67,7 @@ def train(plan: Plan) -> Result:
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*parts.caveats, *stream.notes])
         observers = Observers(
-            parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
+            parts, state=state, log=log, checkpoint=checkpoint, enough=partial(stop_asked.meanwhile, mesh),
             watchdog=watchdog,
         )  # fmt: skip
 
@@ -84,7 +84,8 @@ def train(plan: Plan) -> Result:
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
-            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=last or due)
+            now = last or due or observers.due(state.step + 1)
+            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=now)
             watchdog.rest()
             stop_asked.done()
             if decision.spike:
@@ -108,7 +109,7 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             watchdog.part()
-            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=last or due)
+            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=now)
             watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model
@@ -132,6 +133,7 @@ def train(plan: Plan) -> Result:
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
             observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,
+            observers.best,
         )  # fmt: skip
         log.finish(result)
         return result

@@ -207,7 +207,7 @@ def spell(axis: Axis) -> str:
 
 
 def _default_metric(config: Config) -> str:
-    best, held_out = config.checkpoint.get("best"), _is_held_out(config)
+    best, held_out = config.checkpoint.get("best") or config.stop.metric, _is_held_out(config)
     return str(best or ("loss" if held_out is False else "eval_loss"))
 
 

@@ -40,6 +40,8 @@ from dtrain.storage.jsonl import Journal
 PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
 DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that loggers get."""
+OPTIONAL = ("begin", "back")
+"""Methods that a logger may lack."""
 OVERFLOWS = 10
 """Steps at the beginning of a run under fp16 that are reported if all of them are skipped."""
 IDLE_SECONDS = 1.0
@@ -254,6 +256,7 @@ class Log:
         if self._rows is not None:
             kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
         self.last = kept[-1] if kept and kept[-1]["step"] == step else {}  # a torn journal lacks its last rows
+        self._tell("back", step)
         self.start()
         return len(kept)
 
@@ -317,7 +320,8 @@ class Log:
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call the loggers. One that fails is named once and left out; training goes on."""
-        for name, logger in list(self._loggers.items()):
+        loggers = [pair for pair in self._loggers.items() if method not in OPTIONAL or hasattr(pair[1], method)]
+        for name, logger in loggers:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:  # whatever a tracker raises must not end a run

@@ -66,10 +66,8 @@ def train(plan: Plan) -> Result:
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*parts.caveats, *stream.notes])
-        observers = Observers(
-            parts, state=state, log=log, checkpoint=checkpoint, enough=partial(stop_asked.meanwhile, mesh),
-            watchdog=watchdog,
-        )  # fmt: skip
+        enough = partial(stop_asked.meanwhile, mesh)
+        observers = Observers(parts, state=state, log=log, checkpoint=checkpoint, enough=enough, watchdog=watchdog)
 
         # loop
         gc.collect()
@@ -84,8 +82,7 @@ def train(plan: Plan) -> Result:
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
-            now = last or due or observers.due(state.step + 1)
-            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=now)
+            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=observers.due(state.step + 1))
             watchdog.rest()
             stop_asked.done()
             if decision.spike:
@@ -109,7 +106,7 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             watchdog.part()
-            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=now)
+            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=observers.due(state.step))
             watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model

@@ -25,7 +25,6 @@ from dtrain.resolve import further
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.storage import options
-from dtrain.storage.attempts import BEST, best_at
 
 REPEATED = ("recipe", "hydra.searchpath")
 """Words that may be given several times and all count."""
@@ -160,8 +159,10 @@ def run_at(words: Sequence[str], url: str) -> str:
 
 def _named(url: str) -> str:
     plain = url.rstrip("/")
-    if not plain.endswith(BEST):
+    if not plain.endswith("/best"):
         return url
+    from dtrain.storage.attempts import BEST, best_at
+
     job = of_best(plain).removesuffix("/config.yaml")
     best = best_at(f"{_named(plain.removesuffix(BEST))}{BEST}") if job == plain else None
     return best.url if best else job

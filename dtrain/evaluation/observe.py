@@ -88,9 +88,10 @@ class Observers:
         return {**self._patience.best(self._state.step), **self._checkpoint.best}
 
     def due(self, step: int) -> bool:
-        """Whether the evaluation or a hook is due after `step`."""
+        """Whether a save, the evaluation or a hook is due after `step`, so that its numbers are needed at once."""
         periods = (self._plan.evaluate_every, *(hook.every for hook in self._hooks))
-        return any(is_due(every, step, last=step == self._plan.last_step) for every in periods)
+        last = step == self._plan.last_step or self._checkpoint.due(step)
+        return any(is_due(every, step, last=last) for every in periods)
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
@@ -134,7 +135,7 @@ class Observers:
         is_missing = is_due(self._plan.evaluate_every, step, last=False) and self._one not in known
         if self._measured_on and 0 < step < self._plan.last_step and is_missing:
             self.evaluate(step)
-        elif known:
+        elif known and step:
             self._checkpoint.scored(self._state, known, complete=False)
         self.over = self.over or self._patience.over(step)
 

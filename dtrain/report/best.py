@@ -56,7 +56,7 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
     last batch where nothing is held out.
     """
     value = compared(result).get(metric, result["loss"] if metric in ("loss", "eval_loss") else None)
-    return float(value) if type(value) in (int, float) else math.nan
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _results(root: str) -> dict[str, Mapping[str, Any]]:

@@ -86,7 +86,15 @@ def test_a_run_that_goes_on_from_an_older_step_has_each_point_once(tmp_path: Pat
     """As after a kill: the steps after its newest checkpoint were logged before."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    words = ["model=mlp", "data=synthetic", "objective=regression", "steps=8", "hook=[]", "logger=[tensorboard]", "log.every=1"]
+    words = [
+        "model=mlp",
+        "data=synthetic",
+        "objective=regression",
+        "steps=8",
+        "hook=[]",
+        "logger=[tensorboard]",
+        "log.every=1",
+    ]
     words += ["checkpoint.every=4", "evaluate.every=2", f"out={tmp_path}"]
     ranks(1, train, plan(*words, "stop_after=6"))
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000006")

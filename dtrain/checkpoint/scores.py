@@ -44,9 +44,10 @@ class Scores:
         """Record metrics of the state after `step`. Returns whether it must be saved for them: it is the best, and
         `is_saved` is false.
         """
-        if self._policy.best not in metrics:
+        metric = str(self._policy.best)
+        if metric not in metrics:
             return False
-        score = float(metrics[self._policy.best])
+        score = float(metrics[metric])
         others = {at: value for at, value in self.values.items() if at != step}
         is_best = best_step({**others, step: score}, self._policy.best_is) == step
         if is_saved or is_best:

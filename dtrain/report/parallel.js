@@ -74,6 +74,8 @@ function parallel() {
         color: colors.ink,
       });
       for (const [share, text] of labels(axis)) plot.text(text, left + 7, plot.py(share), { halo: true });
+      for (const [share, text] of axis.beyond ?? [])
+        plot.text(text, left - 7, plot.py(share), { halo: true, align: "right" });
       const range = rangeOf(axis);
       if (range) {
         context.fillStyle = colors.mark;
@@ -90,8 +92,7 @@ function parallel() {
       return of
         .ticks(5)
         .filter((tick) => tick >= of.low && tick <= of.high)
-        .map((tick) => [axis.places.at(tick), tickText(tick)])
-        .concat(axis.beyond ?? []);
+        .map((tick) => [axis.places.at(tick), tickText(tick)]);
     const every = Math.ceil(order.length / 16);
     return order
       .filter((_, index) => index % every === 0)

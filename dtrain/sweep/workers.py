@@ -64,8 +64,9 @@ class Workers:
             if state.status == "finished" and job.name not in self._done:
                 self._done.add(job.name)
                 self.finished.append(job.name)
-                metrics, last = dict(state.figures), dict(state.last)
-                ended = Ended("finished", step=state.step, loss=state.loss, metrics=metrics, last=last)
+                ended = Ended("finished", step=state.step, loss=state.loss)
+                ended.metrics |= state.figures
+                ended.last |= state.last
                 self._tell(job, ended, 0.0)
             elif last and state.status == "failed":
                 error = str(causes.get(job.name, {}).get("error") or "unknown")

@@ -135,6 +135,13 @@ def test_the_name_of_the_best_is_a_place_for_whatever_reads_a_checkpoint(
     assert all((weight == best[name]).all() for name, weight in tuned.items())
 
 
+def test_the_best_of_a_run_elsewhere_is_read_without_the_hook_that_measured_it() -> None:
+    """Whose code a remote run may not bring."""
+    assert main([*WORDS, "out=memory://scored"]) == 0
+    best = dtrain.load("memory://scored/best").state_dict()
+    assert any((weight != best[name]).any() for name, weight in dtrain.load("memory://scored").state_dict().items())
+
+
 def test_a_run_without_a_best_says_what_to_type(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAIN, "steps=1", f"out={tmp_path}/run"]) == 0
     for words in (["evaluate", f"out={tmp_path}/run/best"], [*PLAIN, f"init={tmp_path}/run/best", f"out={tmp_path}/b"]):

@@ -21,6 +21,7 @@ from dtrain.config import environment
 from dtrain.config.word import in_a_call, text
 from dtrain.errors import DtrainError, PreflightError, StoreError
 from dtrain.launcher import apart
+from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -80,9 +81,10 @@ def run(
     makes one. They may be defined anywhere: in a script, a notebook cell, a function.
 
     Raises WordsError (the words are wrong), PreflightError (this machine cannot do it, or this process has a run
-    already, in another thread) or DtrainError (training failed).
+    already, in another thread), DtrainError (training failed), or a KeyboardInterrupt for a Ctrl-C before the first
+    step. A later one lets the run save, and returns its result.
     """
-    with _only_run() as place, _given(words, model, data, objective, out) as all_words:
+    with _only_run() as place, signals.called(), _given(words, model, data, objective, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())
         config = compose(all_words)
         place.append(f" (out={config.out})")
@@ -102,8 +104,8 @@ def plan(
 
 @_briefly
 def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: Any = None) -> "nn.Module":
-    """The unsharded model of the run at URL `source`, of the best job of a sweep (`<sweep>/best`), or of a checkpoint:
-    with the newest weights, on the CPU, in evaluation mode.
+    """The unsharded model of the run at URL `source`, of the best job of a sweep (`<sweep>/best`), of the best
+    checkpoint of a run (`<run>/best`), or of a checkpoint: with the newest weights, on the CPU, in evaluation mode.
 
     `model`, `data`: those that were passed to `run`, which get the arguments that the run had; the data is read only if
     the model takes its sizes from it. Raises StoreError if there is no checkpoint.

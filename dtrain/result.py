@@ -4,6 +4,7 @@ import hashlib
 import os
 import resource
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
@@ -20,7 +21,7 @@ SHAPE = {
     "status": TEXT, "step": COUNT, "loss": Optional(FINITE), "wall_seconds": NUMBER, "metrics?": MAPPING,
     "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT), "measured?": Each(COUNT, named=True),
-    "stop?": MAPPING,
+    "stop?": MAPPING, "best?": Each({"value": FINITE, "step": COUNT}, named=True),
 }  # fmt: skip
 """The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
@@ -47,6 +48,8 @@ class Result:
     """The step after which each of `metrics` was measured."""
     stop: dict[str, Any] = field(default_factory=dict)
     """The `stop` of the plan, if it ended the run before its last step."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """Metric -> `value` and `step` of its best evaluation, for `checkpoint.best` and `stop.metric`."""
 
     @property
     def exit_code(self) -> int:
@@ -54,6 +57,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def compared(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics by which runs are compared: those of the last evaluation, or the best value where that is asked."""
+    return {**result.get("metrics", {}), **{name: best["value"] for name, best in result.get("best", {}).items()}}
 
 
 @cache

@@ -66,10 +66,8 @@ def train(plan: Plan) -> Result:
         if not restored and (plan.fork or plan.on_spike == "rewind"):
             checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*parts.caveats, *stream.notes])
-        observers = Observers(
-            parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
-            watchdog=watchdog,
-        )  # fmt: skip
+        enough = partial(stop_asked.meanwhile, mesh)
+        observers = Observers(parts, state=state, log=log, checkpoint=checkpoint, enough=enough, watchdog=watchdog)
 
         # loop
         gc.collect()
@@ -84,7 +82,7 @@ def train(plan: Plan) -> Result:
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
-            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=last or due)
+            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=observers.due(state.step + 1))
             watchdog.rest()
             stop_asked.done()
             if decision.spike:
@@ -108,7 +106,7 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             watchdog.part()
-            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=last or due)
+            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=observers.due(state.step))
             watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model
@@ -132,6 +130,7 @@ def train(plan: Plan) -> Result:
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
             observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,
+            observers.best,
         )  # fmt: skip
         log.finish(result)
         return result

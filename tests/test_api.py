@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,9 @@ from nbclient import NotebookClient
 
 import dtrain
 from dtrain.compose import compose
-from dtrain.errors import WordsError
+from dtrain.errors import RankError, WordsError
+from dtrain.launcher import rank
+from dtrain.lifecycle.signals import StopRequested
 
 ROOT = Path(__file__).parents[1]
 CELL = textwrap.dedent("""
@@ -253,3 +256,45 @@ def test_a_process_has_one_run_at_a_time_in_any_of_its_threads(tmp_path: Path) -
     for out in "bc":
         assert outcomes[out].startswith("PreflightError: dtrain.run: this process has a run already (out=a). ")
         assert not (tmp_path / out).exists()
+
+
+def test_ctrl_c_before_the_first_step_is_a_request_to_stop_of_this_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process was doing, and the next run of the process is not stopped by it."""
+    words = ("model=mlp", "data=synthetic", "objective=regression", "steps=2", "logger=[]", "hook=[]")
+    with monkeypatch.context() as patch:
+        patch.setattr(rank, "locate", lambda name: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(StopRequested):
+            dtrain.run(*words, out=tmp_path / "a")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert dtrain.run(*words, out=tmp_path / "a").status == "finished"
+    with monkeypatch.context() as patch:
+        patch.setattr(rank, "locate", lambda name: 1 / 0)
+        with pytest.raises(RankError, match="ZeroDivisionError"):
+            dtrain.run(*words, out=tmp_path / "b")
+
+
+@pytest.mark.campaign("signals")
+def test_a_run_of_several_ranks_that_was_interrupted_goes_on_in_the_same_process(tmp_path: Path) -> None:
+    script = """
+        import os, signal, threading, time
+        from pathlib import Path
+
+        def interrupt():
+            while not (Path("run/metrics.jsonl").exists() and '"step": 3' in Path("run/metrics.jsonl").read_text()):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        if __name__ == "__main__":
+            words = ("objective=regression", "model.width=8", "steps=100000", "devices=2", "strategy=ddp", "log.every=1")
+            threading.Thread(target=interrupt).start()
+            print(dtrain.run(*words, model=Net, data=Sums(), out="run").status)
+            print(dtrain.run(*words, "stop_after=1", model=Net, data=Sums(), out="other").status)
+    """
+    (tmp_path / "script.py").write_text(CELL + textwrap.dedent(script))
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert [line for line in done.stdout.splitlines() if line in ("interrupted", "stopped")] == [
+        "interrupted",
+        "stopped",
+    ], done.stderr

@@ -29,8 +29,13 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
     def landed(self) -> list[SaveResult]:
         """Results of saves since the last call, without waiting. A failed save does not end the run."""
 
-    def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """Record metrics of the state after this step; `complete`: no hook will add more."""
+    best: Mapping[str, Mapping[str, float]]
+    """Metric -> `value` and `step` of the best checkpoint, on rank 0; empty if no metric is asked or known."""
+
+    def scored(self, state: TrainState, metrics: Mapping[str, float], *, complete: bool = True) -> None:
+        """Record metrics of `state`, and begin to save it if it is the best; all ranks call it, and rank 0 decides.
+        `complete`: no hook will add more.
+        """
 
     def brings(self) -> bool:
         """Whether `restore` will find a checkpoint: it then loads one, or raises; all ranks call it."""

@@ -12,18 +12,26 @@ from typing import Literal
 from dtrain.checkpoint import commit as commits
 from dtrain.errors import LeaseError, StoreError
 from dtrain.storage import lease, store
-from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place, remove
+from dtrain.storage.attempts import (
+    SCORES,
+    Attempt,
+    best_step,
+    in_order,
+    lease_of,
+    listed,
+    place,
+    remove,
+    scores_of,
+)
 
 Best = Literal["lowest", "highest"]
-SCORES = "METRICS.json"
-"""Name of the file with metrics beside a commit."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """`every`: steps between checkpoints (0: only on request); `ephemeral`: between those that are removed as soon as a
-    newer one is committed. The newest `keep` (None: all), every step divisible by `keep_every`, and the one with the
-    lowest or highest metric `best` are kept.
+    newer one is committed. The newest `keep` (None: all), every step divisible by `keep_every`, and the first one with
+    the lowest or highest metric `best` are kept.
     """
 
     every: int
@@ -50,11 +58,8 @@ class Policy:
         """The steps in favour of which others are removed: the newest and the best."""
         lasting = [step for step in steps if not self.passing(step)]
         newest = {*steps[:1], *lasting[: max(1, self.keep or 0)]}
-        scored = {step: scores[step] for step in lasting if math.isfinite(scores.get(step, math.nan))}
-        if not scored or not self.best:
-            return newest
-        sign = 1 if self.best_is == "lowest" else -1
-        return {*newest, min(scored, key=lambda step: (sign * scored[step], -step))}
+        best = best_step({step: scores[step] for step in steps if step in scores}, self.best_is) if self.best else None
+        return newest if best is None else {*newest, best}
 
 
 @dataclass
@@ -90,8 +95,18 @@ class Retention:
         """Write metrics beside the commit at `url`. Raises StoreError."""
         best = self.policy.best
         if best is not None and best in metrics and url not in self._scores:
+            try:
+                store.publish(store.join(url, SCORES), json.dumps(dict(metrics)).encode())
+            except StoreError as error:
+                if error.kind != "exists":
+                    raise
             self._scores[url] = float(metrics[best])
-            store.publish(store.join(url, SCORES), json.dumps(dict(metrics)).encode())
+
+    def scores(self) -> dict[int, float]:
+        """Step -> metric `best` of each checkpoint under `out` that has it. Not while checkpoints are removed."""
+        valid = [one for one in self._attempts() if self._may_be_valid(one)]
+        scores = {one.step: self._score(one) for one in reversed(valid)}
+        return {step: score for step, score in scores.items() if math.isfinite(score)}
 
     def apply(self, step: int) -> None:
         """Remove the checkpoints that need not be kept now that `step` is committed. Raises StoreError after all other
@@ -208,17 +223,6 @@ class Retention:
         if one.url not in self._scores and SCORES in one.files:
             self._scores[one.url] = scores_of(one).get(str(self.policy.best), math.nan)
         return self._scores.get(one.url, math.nan)
-
-
-def scores_of(attempt: Attempt) -> Mapping[str, float]:
-    """The metrics beside a commit; empty if there are none, or if they cannot be read."""
-    if SCORES not in attempt.files:
-        return {}
-    try:
-        scores = json.loads(store.read(store.join(attempt.url, SCORES)))
-        return {str(name): float(value) for name, value in scores.items()}
-    except (StoreError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 def _ours(url: str) -> bool:

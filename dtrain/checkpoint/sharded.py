@@ -8,15 +8,14 @@ checkpoints, copies may be kept in the memory of the nodes (memory.py). No direc
 valid COMMIT.json it is not a checkpoint.
 """
 
-import contextlib
 import datetime
 import json
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
@@ -25,6 +24,7 @@ from dtrain.checkpoint.adopt import adopt
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Commit, Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
+from dtrain.checkpoint.scores import Scores
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, describe
@@ -71,6 +71,7 @@ class Sharded:
         self.passed_over = set[str]()
         """The places of the checkpoints that this start or an earlier one skipped."""
         self._retention = Retention(out, self._policy, self.passed_over)
+        self._scores = Scores(self._retention)
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
         self._memory: Memory | None = None
@@ -82,10 +83,6 @@ class Sharded:
         self._landed: list[SaveResult] = []
         self._untidy: list[str] = []
         self._error = ""
-        self._urls: dict[int, str] = {}
-        self._scores: dict[int, Mapping[str, float]] = {}
-        self._noting = threading.Lock()
-        self._notes: list[threading.Thread] = []
         self.damaged: list[str] = []
         """One sentence for every checkpoint that `restore` skipped as damaged."""
 
@@ -113,6 +110,10 @@ class Sharded:
             self._copy(state)
         if not last and not self._policy.due(state.step):
             return ""
+        return self._save(state, begin)
+
+    def _save(self, state: TrainState, begin: float) -> str:
+        """Save, unless this step is saved. `begin`: since when the loop has waited."""
         self._settle()
         if self._last and self._last[0] == state.step:
             return self._last[1]
@@ -133,7 +134,7 @@ class Sharded:
             arrived=self._snapshot.wait,
             commit={"step": state.step, "attempt": name, "passed_over": passed_over, "facts": facts, **ranks},
             manifest={"optim": facts["optim"], "tensors": shards.described(tensors, names)},
-            before_commit=self._before,
+            before_commit=partial(self._prepare, state.step, url),
             after_commit=self._tidy,
             before=self._previous,
         )
@@ -153,26 +154,33 @@ class Sharded:
     def wait(self) -> None:
         """Wait for the running save. Raises StoreError if the newest save was not committed."""
         self._settle()
-        for note in self._notes:
-            note.join()
+        self._scores.wait()
         self._await_removals()
         if self._error:
             raise StoreError(self._error)
 
-    def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """Record metrics of the checkpoint of `step`, if any, for `best`, without waiting. Raises WordsError if `best`
-        is missing in `complete` metrics.
+    def scored(self, state: TrainState, metrics: Mapping[str, float], *, complete: bool = True) -> None:
+        """Record metrics of `state`, and save it in the background if it is the best by `best`; all ranks call it, and
+        rank 0 decides. Raises WordsError if `best` is missing in `complete` metrics.
         """
-        if complete and self._policy.best and self._policy.best not in metrics:
+        if not self._policy.best:
+            return
+        if complete and self._policy.best not in metrics:
             raise WordsError(
                 f"checkpoint.best={self._policy.best}: the evaluation has no such "
                 f"figure.{nearest(self._policy.best, metrics)}"
             )
-        if self._policy.best in metrics and self._mesh.rank == 0:
-            self._scores[step] = {**self._scores.get(step, {}), **metrics}
-            note = threading.Thread(target=self._note, args=(self._writer,), name="dtrain-score", daemon=True)
-            self._notes = [*(note for note in self._notes if note.is_alive()), note]
-            note.start()
+        begin, step = time.monotonic(), state.step
+        is_saved = (self._writer is not None and self._step == step) or (self._last or (-1, ""))[0] == step
+        if self._mesh.gather(self._mesh.rank == 0 and self._scores.add(step, metrics, is_saved=is_saved))[0]:
+            self._save(state, begin)
+        elif self._mesh.rank == 0 and is_saved:
+            self._scores.write_later(self._writer)
+
+    @property
+    def best(self) -> dict[str, dict[str, float]]:
+        """Metric -> `value` and `step` of the best checkpoint, committed or being saved, on rank 0."""
+        return self._scores.best
 
     def brings(self) -> bool:
         """Whether there is a committed checkpoint; without one, a copy in memory may still be loaded."""
@@ -202,11 +210,12 @@ class Sharded:
                 break
             if restore.load(url, commit, state):
                 self._last = (state.step, url)
-                self._urls[state.step] = url
+                self._look_back(state.step, url)
                 return {**commit, "url": url}
         self.passed_over |= restore.passed_over
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
+            self._look_back(state.step)
             return {**copy.commit, "url": os.environ[MEMORY]}
         if self.damaged:  # a new start would remove checkpoints that may be repairable
             raise PreflightError(
@@ -223,6 +232,10 @@ class Sharded:
                 "when the storage is back."
             )
         return None
+
+    def _look_back(self, step: int, url: str = "") -> None:
+        """Learn which of the checkpoints up to `step` is the best."""
+        self._mesh.on_rank_0("read the metrics of checkpoints", lambda: self._scores.restored(step, url))
 
     def load_weights(self, source: str, state: TrainState, names: Any = None) -> dict[str, Any]:
         """Load only the weights, from a run's `out`, a step's folder or one attempt, or from a checkpoint of others;
@@ -317,7 +330,9 @@ class Sharded:
         writer = self._previous
         writer.join()
         self._error = writer.error
-        if not writer.error:
+        if writer.error:
+            self._scores.failed(self._step)
+        else:
             self._last = (self._step, writer.url)
         kind: Literal["committed", "failed"] = "failed" if writer.error else "committed"
         error = writer.error or self._left() or None
@@ -325,13 +340,17 @@ class Sharded:
         if writer.fatal:
             raise LeaseError(writer.error)
 
+    def _prepare(self, step: int, url: str) -> None:
+        """Make durable what the commit depends on; runs on rank 0 in the thread of the writer."""
+        if self._before:
+            self._before()
+        self._scores.write(step, url)
+
     def _tidy(self, url: str, commit: Mapping[str, Any]) -> None:
         """Remove what the new commit makes obsolete; runs on rank 0 in the thread of the writer."""
         try:
-            self._urls[commit["step"]] = url
             self._retention.committed(url)
-            with self._noting:
-                self._write_scores()
+            self._scores.committed(commit["step"], url)
             self._retention.apply(commit["step"])
         except Exception as error:  # the checkpoint is committed nevertheless
             self._untidy.append(describe(error))
@@ -350,14 +369,3 @@ class Sharded:
         """The files that could not be removed since the last call."""
         faults, self._untidy = self._untidy, []
         return "; ".join(faults[:3])
-
-    def _note(self, writer: CheckpointWriter | None) -> None:
-        if writer:
-            writer.join()
-        with self._noting:
-            self._write_scores()
-
-    def _write_scores(self) -> None:
-        for step in [step for step in self._scores if step in self._urls]:
-            with contextlib.suppress(StoreError):  # the run itself still remembers it
-                self._retention.score(self._urls[step], self._scores.pop(step))

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.load import parse_file, read_file
-from dtrain.checkpoint.retention import scores_of
 from dtrain.storage import attempts as listing
 from dtrain.storage import store
 
@@ -83,7 +82,7 @@ def _look(listed: listing.Attempt) -> Attempt:
         commit = commits.read(url, listed.files)
     except commits.DamagedError as error:
         return Attempt(listed, "damaged", None, str(error), size, begun, {})
-    return Attempt(listed, "valid", commit, "", size, begun, scores_of(listed))
+    return Attempt(listed, "valid", commit, "", size, begun, listing.scores_of(listed))
 
 
 def _begun(name: str) -> datetime.datetime | None:

@@ -150,12 +150,22 @@ def connect(words: Sequence[str], url: str) -> None:
 
 
 def run_at(words: Sequence[str], url: str) -> str:
-    """The URL of the run or checkpoint that `url` means: of `<sweep>/best`, that of the job. The out_options among the
-    words are passed on. Raises WordsError and StoreError.
+    """The URL of the run or checkpoint that `url` means: of `<sweep>/best`, that of the job, of `<run>/best`, that of
+    its best checkpoint. The out_options among the words are passed on. Raises WordsError and StoreError.
     """
     connect(words, url)
+    return _named(url)
+
+
+def _named(url: str) -> str:
     plain = url.rstrip("/")
-    return of_best(plain).removesuffix("/config.yaml") if plain.endswith("/best") else url
+    if not plain.endswith("/best"):
+        return url
+    from dtrain.storage.attempts import BEST, best_at
+
+    job = of_best(plain).removesuffix("/config.yaml")
+    best = best_at(f"{_named(plain.removesuffix(BEST))}{BEST}") if job == plain else None
+    return best.url if best else job
 
 
 def own_words(words: Sequence[str], problems: list[str]) -> here.Own:

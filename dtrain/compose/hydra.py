@@ -4,6 +4,7 @@ Imported only for these.
 
 import importlib
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dtrain.config import files
-from dtrain.config.constraints import fits, wants_text
+from dtrain.config.constraints import fits, kinds, wants_text
 from dtrain.config.facts import wrong
 from dtrain.config.grammar import Unread, typed
 from dtrain.config.schema import GROUPS, LISTS, NAMED, Schema
@@ -40,6 +41,9 @@ from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.storage.store import local_path
+
+REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
+"""${model.width}: another key."""
 
 
 def read(raw: str) -> list[Any]:
@@ -155,10 +159,14 @@ def composed(words: Sequence[Word], replaced: Sequence[str], paths: Mapping[tupl
         raise WordsError(f"{own}: cannot be composed: {cut(' '.join(reason.split()), 300).rstrip('.')}.") from error
 
 
-def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
-    """Resolve the references `${...}` in the values of `words` and put the results into `tree`. One sentence for each
-    that cannot be resolved.
+def resolved(
+    tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any], choices: Mapping[str, Any]
+) -> list[str]:
+    """Resolve the references `${...}` in the values of `words` and put the results into `tree`. In a text, a group
+    stands for its word in `choices`. One sentence for each that cannot be resolved.
     """
+    for word in words:
+        _put(tree, word.key, _with_words(word.value, allowed(word.key), choices))
     broken_words = {
         word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := broken(word.value))
     }
@@ -170,6 +178,13 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
         _put(tree, key, UNKNOWN)
     for word in [word for word in words if word.key not in broken_words]:
         *path, name = word.key.split(".")
+        if part := _part_in_text(tree, word.key):
+            problems.append(
+                f"{cut(str(word))} ({word.source}): {part} holds several values, not a text. Type ${{{part}.<a name>}} "
+                "for one of them."
+            )
+            _put(tree, word.key, UNKNOWN)
+            continue
         try:
             holder: Any = whole
             for part in path:
@@ -190,6 +205,29 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
             value = UNKNOWN
         _put(tree, word.key, value)
     return problems
+
+
+def _with_words(value: Any, allowed: Any, choices: Mapping[str, Any]) -> Any:
+    """`value`; if it is a text, with the words of the groups that it refers to."""
+    takes_text = any(kind in ("text", "some text") for kind in kinds(allowed or "any"))
+    if not isinstance(value, str) or (REFERENCE.fullmatch(value) and not takes_text):
+        return value
+    return REFERENCE.sub(lambda found: choices[found[1]] if isinstance(choices.get(found[1]), str) else found[0], value)
+
+
+def _part_in_text(tree: Mapping[str, Any], key: str) -> str:
+    """The first key that the text at `key` refers to and that holds several values; empty if there is none."""
+    text = _at(tree, key)
+    if not isinstance(text, str) or REFERENCE.fullmatch(text):
+        return ""
+    return next((found[1] for found in REFERENCE.finditer(text) if isinstance(_at(tree, found[1]), dict | list)), "")
+
+
+def _at(tree: Any, key: str) -> Any:
+    """The value at a dotted key; None if there is none."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def broken(value: Any) -> str:

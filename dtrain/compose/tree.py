@@ -78,7 +78,8 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     if late:
         from dtrain.compose.hydra import resolved
 
-        problems += resolved(tree, late, vocabulary.allowed)
+        words_of = {group: word for group, word in vocabulary.choices.items() if group not in replaced}
+        problems += resolved(tree, late, vocabulary.allowed, words_of)
     types = _types()
     config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
     named = {word.key for word in words}

@@ -35,6 +35,7 @@ BYTES = (
 GIB = {"GB": 1, "GiB": 1, "G": 1, "MB": 1 / 1024, "MiB": 1 / 1024, "TB": 1024, "TiB": 1024}
 SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
 SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
 """Spellings of null."""
 
@@ -65,9 +66,13 @@ def _between(value: str) -> bool:
     return match is not None and 1 <= int(match[1]) <= int(match[2])
 
 
+def without_controls(text: str) -> str:
+    """`text` without control characters but tabs and newlines."""
+    return CONTROLS.sub("", text)
+
+
 def _is_text(value: Any) -> bool:
-    """No path and no argument of a process can have a null character."""
-    return isinstance(value, str) and "\0" not in value
+    return isinstance(value, str) and value == without_controls(value)
 
 
 KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -250,6 +255,8 @@ def instead(value: Any, allowed: Any, default: Any = None) -> Any:
             return items
     if near or numbers:
         return typed(near[0]) if near else numbers[0]
+    if isinstance(value, str) and CONTROLS.search(value) and fits(without_controls(value), allowed):
+        return without_controls(value)
     if default is not None and fits(default, allowed):
         return default
     return typed(choices[0]) if choices else NO_SUGGESTION

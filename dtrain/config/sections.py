@@ -203,7 +203,7 @@ class Sweep:
         "text or list of text or null",
         None,
         "figure that a search improves and `best` compares, such as eval_accuracy; nsga2 takes two; null: "
-        "checkpoint.best, eval_loss, or loss if nothing is held out",
+        "checkpoint.best, stop.metric, eval_loss, or loss if nothing is held out",
     )
     goal: Any = key(
         "text or list of text or null",

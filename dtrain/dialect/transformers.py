@@ -343,7 +343,9 @@ KEYS: Mapping[str, Any] = {
         "in place of precision=fp32 type precision=tf32; bf16 and fp16 leave few products of fp32.", "auto"
     ),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
-    "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),
+    "load_best_model_at_end": lacking(
+        "type checkpoint.best=eval_loss: the best checkpoint is kept and named <out>/best."
+    ),
     "report_to": chosen(
         {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
         refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),

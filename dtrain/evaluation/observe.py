@@ -1,12 +1,13 @@
 """Observers of a run: the held-out loss and the hooks, each with its own period. They do not affect training."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from dtrain.build import build
+from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
@@ -28,8 +29,8 @@ MOST = 3
 class Observers:
     """Evaluation and hooks of a run; all ranks call the methods in the same order.
 
-    `scored` is called with the metrics of every evaluation. If `enough` returns True, a running evaluation is cut short
-    and has no metrics.
+    `checkpoint` gets the metrics of every evaluation, and saves the best. If `enough` returns True, a running
+    evaluation is cut short and has no metrics.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class Observers:
         *,
         state: TrainState,
         log: Log,
-        scored: Callable[..., None],
+        checkpoint: Checkpoint,
         enough: Callable[[], bool],
         watchdog: Watchdog,
     ) -> None:
         self._plan, self._source, self._log = parts.plan, parts.source, log
-        self._scored, self._asked, self._watchdog = scored, enough, watchdog
+        self._checkpoint, self._asked, self._watchdog = checkpoint, enough, watchdog
         plan, mesh, forward = parts.plan, parts.mesh, parts.forward
         self._measured_on = parts.measured
         check_targets(parts.measured, parts.objective, plan.evaluate_samples)
@@ -60,7 +61,7 @@ class Observers:
         self._complete = all(map(gives_none, self._hooks))
         self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
         self._moved = Moved(parts.model)
-        self._model, self._check, self._first = parts.model, state.check, True
+        self._state, self._model, self._check, self._first = state, parts.model, state.check, True
         self._warned = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
@@ -78,6 +79,19 @@ class Observers:
     def stop(self) -> dict[str, Any]:
         """The plan's `stop`, if it has ended the run."""
         return dict(self._plan.stop) if self.over else {}
+
+    @property
+    def best(self) -> dict[str, Mapping[str, float]]:
+        """Metric -> `value` and `step` of its best evaluation, for `stop.metric` and `checkpoint.best`: of the latter
+        the best that is saved; on rank 0.
+        """
+        return {**self._patience.best(self._state.step), **self._checkpoint.best}
+
+    def due(self, step: int) -> bool:
+        """Whether a save, the evaluation or a hook is due after `step`, so that its numbers are needed at once."""
+        periods = (self._plan.evaluate_every, *(hook.every for hook in self._hooks))
+        last = step == self._plan.last_step or self._checkpoint.due(step)
+        return any(is_due(every, step, last=last) for every in periods)
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
@@ -114,16 +128,16 @@ class Observers:
             self._report(step, {name: value for name, value in numbers(returned).items() if self._is_free(name)})
 
     def catch_up(self, step: int) -> None:
-        """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first."""
-        due = is_due(self._plan.evaluate_every, step, last=False)
-        if (
-            self._measured_on
-            and 0 < step < self._plan.last_step
-            and due
-            and not self._log.has_evaluated(step, self._one)
-        ):
+        """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first. If the
+        kill came between the evaluation and the record of the best checkpoint, that is made now.
+        """
+        known = self._log.figures_at(step)
+        is_missing = is_due(self._plan.evaluate_every, step, last=False) and self._one not in known
+        if self._measured_on and 0 < step < self._plan.last_step and is_missing:
             self.evaluate(step)
-        self.over = self.over or self._patience.over(step, {})
+        elif known and step:
+            self._checkpoint.scored(self._state, known, complete=False)
+        self.over = self.over or self._patience.over(step)
 
     def evaluate(self, step: int) -> None:
         """Evaluate now, if there is held-out data."""
@@ -135,7 +149,7 @@ class Observers:
         if metrics:
             self._measured = metrics.keys()
             self._report(step, metrics)
-            self.over = self._patience.over(step, metrics)
+            self.over = self._patience.over(step)
 
     def _report_draws(self, generators: Sequence[str]) -> None:
         """Warn if the first forward drew random numbers and no module of the model explains it."""
@@ -154,11 +168,12 @@ class Observers:
             )
 
     def _report(self, step: int, figures: dict[str, float]) -> None:
+        self._checkpoint.scored(self._state, figures, complete=self._complete and bool(figures))
         if figures:
             self.metrics |= figures
             self.measured |= dict.fromkeys(figures, step)
-            self._log.evaluated(step, figures)
-            self._scored(step, figures, complete=self._complete)
+            self._patience.see(step, figures)
+            self._log.evaluated(step, figures, self.best)
 
     def _is_free(self, name: str) -> bool:
         """Whether a hook may use this name for a metric; warns if the evaluation has a metric of that name."""

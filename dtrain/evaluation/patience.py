@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.mesh import Mesh
+from dtrain.storage.attempts import best_step
 
 
 class Patience:
@@ -19,16 +20,23 @@ class Patience:
         self._stop, self._every, self._mesh = stop, every, mesh
         self._seen = dict(seen)
 
-    def over(self, step: int, figures: Mapping[str, float]) -> str:
-        """Why the run ends after `step`, whose evaluation gave `figures`, if it gave any; empty if it goes on. All
-        ranks call it and get the same answer.
-        """
+    def see(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record an evaluation after `step`."""
+        if self._stop and self._stop["metric"] in figures:
+            self._seen[step] = figures[self._stop["metric"]]
+
+    def over(self, step: int) -> str:
+        """Why the run ends after `step`; empty if it goes on. All ranks call it and get the same answer."""
         if not self._stop:
             return ""
-        if self._stop["metric"] in figures:
-            self._seen[step] = figures[self._stop["metric"]]
         reason: str = self._mesh.gather(self._reason(step))[0]
         return reason
+
+    def best(self, step: int) -> dict[str, dict[str, float]]:
+        """Metric -> `value` and `step` of the best evaluation up to `step`; empty if there is none."""
+        seen = {at: value for at, value in self._seen.items() if at <= step}
+        best = best_step(seen, self._stop["is_best"]) if self._stop else None
+        return {} if best is None else {self._stop["metric"]: {"value": seen[best], "step": best}}
 
     def _reason(self, step: int) -> str:
         sign = 1 if self._stop["is_best"] == "lowest" else -1

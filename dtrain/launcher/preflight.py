@@ -319,7 +319,7 @@ def _source(plan: Plan) -> Iterable[str]:
             return  # it goes on from its own
         if key == "init" and not is_ours(url):
             yield from _foreign(plan, url)
-        elif not store.children(url):
+        elif not store.children(url) and not attempts.best_at(url):
             yield f"{key}={cut(url, LONGEST)}: nothing is there."
         elif key == "fork":
             yield from _continues(plan, url, next((one for one in attempts.listed_at(url) if one.is_committed), None))
@@ -361,7 +361,7 @@ def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
     for key, last in ("steps", plan.steps), ("stop_after", plan.stop_after):
         if last is not None and last <= newest.step:
             yield f"{fork} has done {newest.step} steps, but {key}={last}. Type {key}=<more than {newest.step}>."
-    there = described(url.split("/checkpoints/")[0]) or plan.decided()
+    there = described(newest.url.split("/checkpoints/")[0]) or plan.decided()
     for key, theirs, mine in ("seed", there.get("seed"), plan.seed), ("batch", there["batch"]["size"], plan.batch.size):
         if theirs != mine:
             yield (

@@ -124,6 +124,23 @@ def ending() -> Iterator[None]:
 
 
 @contextmanager
+def called() -> Iterator[None]:
+    """A context of a run that a caller's process begins: earlier requests are forgotten, and until `training` Ctrl-C
+    raises `StopRequested` where it would raise KeyboardInterrupt. Nothing ends the process.
+    """
+    _received.clear()
+    _ended.clear()
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises:
+        install({signal.SIGINT: _raise})
+    try:
+        yield
+    finally:
+        if raises:
+            install({signal.SIGINT: signal.default_int_handler})
+
+
+@contextmanager
 def noted() -> Iterator[list[int]]:
     """A context in which signals only add to a list: one each time that a request is made, or repeated."""
     before, requests = {number: signal.getsignal(number) for number in STOP_SIGNALS}, list[int]()
@@ -141,14 +158,16 @@ def noted() -> Iterator[list[int]]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside `ending`, around imports: a signal ends the process at once, because an exception there would be lost, or
-    torch would abort.
+    """Around imports, where an exception would be lost, or torch would abort: inside `ending` a signal ends the process
+    at once, inside `called` it waits for the end of the context.
     """
     _importing[:] = [True]
     try:
         yield
     finally:
         _importing.clear()
+    if _ended:
+        raise _ended[0]
 
 
 @contextmanager
@@ -171,6 +190,13 @@ def _note(number: int, _: FrameType | None) -> None:
             _enforcer[:] = [object()]
             _thread.start_new_thread(_outlast, (_enforcer[0],))
         raise KeyboardInterrupt
+
+
+def _raise(number: int, _: FrameType | None) -> None:
+    note(number)
+    _ended[:] = [StopRequested(number)]
+    if not _importing:
+        raise _ended[0]
 
 
 def _end(number: int, _: FrameType | None) -> None:

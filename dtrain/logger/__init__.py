@@ -1,6 +1,7 @@
 """Loggers: they live on rank 0, get copies of the rows, and can fail without affecting the training.
 
-One with `begin(facts)` first gets the settings of the run: dotted key -> value, without secrets.
+One with `begin(facts)` first gets the settings of the run: dotted key -> value, without secrets. One with `back(step)`
+learns that training goes on after `step`: at a start, and when it was rewound. Later rows come again.
 """
 
 from collections.abc import Mapping

@@ -35,11 +35,16 @@ class TensorBoard:
         self._writer: Any = None
         self._put, self._step = time.monotonic(), 0
         self._facts: Mapping[str, Any] = {}
+        self._purged: int | None = None
+        """The step from which on what earlier files hold is to be forgotten, until that is written."""
         self._notes: list[tuple[int, str]] = []
         """(step, text) from before the first row: the writer is imported with that."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
+
+    def back(self, step: int) -> None:
+        self._purged = step + 1
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -78,7 +83,7 @@ class TensorBoard:
         self._notes.clear()
 
     def _write(self, step: int, *values: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if self._writer is None:
@@ -88,6 +93,10 @@ class TensorBoard:
             self._writer = EventFileWriter(str(self._folder))
             if self._facts:
                 values = (_hparams(self._facts), *values)
+        if self._purged is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=self._purged, session_log=start))
+            self._purged = None
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _upload(self) -> None:

@@ -40,6 +40,8 @@ from dtrain.storage.jsonl import Journal
 PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
 DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that loggers get."""
+OPTIONAL = ("begin", "back")
+"""Methods that a logger may lack."""
 OVERFLOWS = 10
 """Steps at the beginning of a run under fp16 that are reported if all of them are skipped."""
 IDLE_SECONDS = 1.0
@@ -254,21 +256,25 @@ class Log:
         if self._rows is not None:
             kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
         self.last = kept[-1] if kept and kept[-1]["step"] == step else {}  # a torn journal lacks its last rows
+        self._tell("back", step)
         self.start()
         return len(kept)
 
-    def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
-        """Report held-out metrics: an event, and a row for the loggers. Returns them."""
-        self.event("evaluated", step=step, **scalars)
+    def evaluated(
+        self, step: int, scalars: Mapping[str, float], best: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """Report held-out metrics: an event, and a row for the loggers. `best`: metric -> its best value and step."""
+        self.event("evaluated", step=step, **scalars, **({"best": best} if best else {}))
         self._tell("log", step, scalars)
         self.start()
-        return scalars
 
-    def has_evaluated(self, step: int, metric: str) -> bool:
-        """Whether an evaluation after `step` with this metric is on record. The same answer on all ranks."""
+    def figures_at(self, step: int) -> dict[str, float]:
+        """The metrics of the evaluations after `step` that are on record; the same on all ranks."""
         rows = self._events.rows() if self._events is not None else []
-        known = any(row.get("event") == "evaluated" and row.get("step") == step and metric in row for row in rows)
-        return bool(self._mesh.max(torch.tensor([float(known)])).item())
+        evaluated = [row for row in rows if row.get("event") == "evaluated" and row.get("step") == step]
+        figures = {name: value for row in evaluated for name, value in row.items() if name.startswith("eval_")}
+        known: dict[str, float] = self._mesh.gather(figures)[0]
+        return {name: nan_if_none(value) for name, value in known.items()}
 
     def evaluations(self, metric: str) -> dict[int, float]:
         """Step -> the metric of each evaluation on record, nan for none; on rank 0."""
@@ -314,7 +320,8 @@ class Log:
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call the loggers. One that fails is named once and left out; training goes on."""
-        for name, logger in list(self._loggers.items()):
+        loggers = [pair for pair in self._loggers.items() if method not in OPTIONAL or hasattr(pair[1], method)]
+        for name, logger in loggers:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:  # whatever a tracker raises must not end a run

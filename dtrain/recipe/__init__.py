@@ -29,6 +29,8 @@ __all__ = ["folder", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*of_scope("typed"), "expect", "sweep")
 """Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
+OF_FIGURES = ("checkpoint.best", "checkpoint.best_is", "stop.metric", "stop.patience", "stop.least")
+"""Keys that may name the figure of a hook, which nobody needs to read a run."""
 DEEPEST, MOST = 8, 32
 """Limits: levels of recipes that build on each other, and recipes in total."""
 
@@ -55,9 +57,10 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
     """
     problems = list[str]()
     words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
-    kept = list[Word]()
+    kept, lacks_hook = list[Word](), False
     for word in words:
         wrong = list(refused(word, word.place))
+        lacks_hook |= bool(wrong) and word.key.startswith("hook.")
         if not wrong:
             kept.append(word)
         elif (
@@ -68,7 +71,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
             problems += wrong
     if problems:
         raise WordsError(*problems)
-    return kept
+    return [word for word in kept if not (lacks_hook and word.key in OF_FIGURES)]
 
 
 def _is_overridden(key: str, overridden: Collection[str]) -> bool:

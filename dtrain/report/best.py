@@ -13,7 +13,7 @@ import yaml
 from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
 from dtrain.report.runs import LARGEST, STREAMS
-from dtrain.result import SHAPE
+from dtrain.result import SHAPE, compared
 from dtrain.storage import store
 
 LARGEST_SWEEP = 16 << 20
@@ -52,11 +52,11 @@ def _of(study: Any) -> tuple[list[str], list[str]]:
 
 
 def _value(result: Mapping[str, Any], metric: str) -> float:
-    """A metric of a finished job; NaN if it has none. The loss of the last batch stands for `eval_loss` where nothing
-    is held out.
+    """A metric of a finished job, its best value if that is asked; NaN if it has none. `eval_loss` is the loss of the
+    last batch where nothing is held out.
     """
-    value = result["metrics"].get(metric, result["loss"] if metric in ("loss", "eval_loss") else None)
-    return float(value) if type(value) in (int, float) else math.nan
+    value = compared(result).get(metric, result["loss"] if metric in ("loss", "eval_loss") else None)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _results(root: str) -> dict[str, Mapping[str, Any]]:

@@ -36,7 +36,8 @@ def data(run: Run) -> dict[str, Any]:
         "kind": "run", "name": shown(run.url.rstrip("/").rpartition("/")[2]), "place": shown(run.url),
         "made": time.time(), "version": __version__, "status": run.status, "step": run.step,
         "steps": dict(plan).get("steps"), "seconds": seconds(events), "began": run.began,
-        "figures": run.figures, "cause": cause, "trace": trace,
+        "figures": run.figures, "best": {shown(name): [*pair] for name, pair in run.best.items()},
+        "cause": cause, "trace": trace,
         "first": table.first, "last": table.last, "origin": origin,
         "times": [None if moment is None else round(moment - origin, 3) for moment in times],
         "columns": [

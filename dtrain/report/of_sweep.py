@@ -61,7 +61,7 @@ class Job:
     def figures(self) -> Mapping[str, float]:
         curve = self.curve.curves.get(LOSS)
         last = next((value for value in reversed(curve.means) if value is not None), None) if curve else None
-        return {**self.run.figures, **({} if last is None else {LOSS: last})}
+        return {**self.run.compared, **({} if last is None else {LOSS: last})}
 
 
 def read(url: str, sweep: Sweep) -> list[Job]:

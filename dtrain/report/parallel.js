@@ -25,9 +25,28 @@ function parallel() {
         name: figure().name,
         label: nameOf(figure()),
         of: measured,
-        places: { order: null, scale: of, at: (value) => 0.04 + 0.92 * Math.max(0, Math.min(1, of.at(value))) },
+        places: { order: null, scale: of, at: (value) => placeOf(of, value) },
+        beyond: beyond(of),
       });
     }
+  }
+
+  // Values that the scale does not show lie at the end of the axis, outside of its ticks.
+  function placeOf(of, value) {
+    if (value > of.high) return 1;
+    return value < of.low ? 0 : 0.04 + 0.92 * of.at(value);
+  }
+
+  // [place, text, outermost value] of the values above and below the scale.
+  function beyond(of) {
+    const values = jobs.map(measured).filter((value) => value !== null);
+    const above = values.filter((value) => value > of.high),
+      below = values.filter((value) => value < of.low);
+    const [most, least] = [Math.max(...above), Math.min(...below)];
+    return [
+      ...(above.length ? [[1, `${above.length} up to ${digits(most)}`, most]] : []),
+      ...(below.length ? [[0, `${below.length} down to ${digits(least)}`, least]] : []),
+    ];
   }
 
   function x(at) {
@@ -55,6 +74,8 @@ function parallel() {
         color: colors.ink,
       });
       for (const [share, text] of labels(axis)) plot.text(text, left + 7, plot.py(share), { halo: true });
+      for (const [share, text] of axis.beyond ?? [])
+        plot.text(text, left - 7, plot.py(share), { halo: true, align: "right" });
       const range = rangeOf(axis);
       if (range) {
         context.fillStyle = colors.mark;
@@ -119,7 +140,11 @@ function parallel() {
       );
       return;
     }
-    const [a, b] = [low, high].map((each) => Number(of.value((each - 0.04) / 0.92).toPrecision(4)));
+    const ends = Object.fromEntries(axis.beyond?.map(([place, , value]) => [place, value]) ?? []);
+    const [a, b] = [
+      low < 0.02 ? (ends[0] ?? of.low) : of.value((low - 0.04) / 0.92),
+      high > 0.98 ? (ends[1] ?? of.high) : of.value((high - 0.04) / 0.92),
+    ].map((value) => Number(value.toPrecision(5)));
     filterBy(axis.name, `${a}..${b}`);
   }
 

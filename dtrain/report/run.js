@@ -10,6 +10,7 @@ const KINDS = {
   caveat: ["caveats", "quiet"],
 };
 const TITLES = { rate: "Learning rate", norm: "Gradient norm", memory: "Peak memory in", speed: "Speed" };
+const MOST_CHARTS = 16;
 const TIMED = data.times.length > 1 && data.times.every((time) => time !== null);
 const state = { timed: false, at: null };
 const charts = [];
@@ -69,6 +70,7 @@ function heading() {
       [seen, "steps"],
       data.seconds !== null && [duration(data.seconds), ""],
       ...Object.entries(data.figures).map(([name, value]) => [digits(value), name]),
+      ...Object.entries(data.best).map(([name, [value, step]]) => [digits(value), `best ${name}, step ${number(step)}`]),
       data.began !== null && [moment(data.began), ""],
       data.place !== data.name && ["", data.place],
     ]),
@@ -107,19 +109,30 @@ function grouped() {
       ),
     );
   if (groups.has("memory")) groups.set("memory", groups.get("memory").map(inUnits));
+  const asked = Object.keys(data.best).map(groupOf);
+  for (const name of [...asked, ...Object.keys(data.heldout).map(groupOf)])
+    if (!groups.has(name) && data.heldout[`eval_${name}`] && groups.size < MOST_CHARTS) groups.set(name, []);
   const order = [
     "loss",
-    ...[...groups.keys()].filter((name) => !["loss", "rate", "norm", "speed", "memory"].includes(name)),
+    ...asked,
+    ...[...groups.keys()].filter((name) => ![...asked, "loss", "rate", "norm", "speed", "memory"].includes(name)),
     "rate",
     "norm",
     "speed",
     "memory",
   ];
-  return order.filter((name) => groups.get(name)?.length).map((name) => [name, groups.get(name)]);
+  return [...new Set(order)]
+    .filter((name) => groups.get(name)?.length || data.heldout[`eval_${name}`])
+    .map((name) => [name, groups.get(name) || []]);
+}
+
+function groupOf(figure) {
+  return figure.replace("eval_", "");
 }
 
 function chart([group, columns], index) {
-  const held = data.heldout[`eval_${group}`];
+  const held = data.heldout[`eval_${group}`],
+    best = data.best[`eval_${group}`];
   const [first] = columns,
     isSpeed = group === "speed";
   const value = h("span", { class: "value" });
@@ -144,6 +157,7 @@ function chart([group, columns], index) {
         .flatMap((column) => column.means)
         .filter((each) => each !== null)
         .sort((a, b) => a - b);
+    if (!means.length) return [sorted[0], sorted[sorted.length - 1]];
     const middle = quantile(means, 0.5),
       top = sorted[sorted.length - 1];
     const high = Math.min(
@@ -192,6 +206,7 @@ function chart([group, columns], index) {
           if (y.at(held[1][at]) <= 1.02) plot.dot(plot.px(x.at(place)), plot.py(y.at(held[1][at])), colors.mark, 3);
         });
     }
+    if (best) plot.dot(plot.px(x.at(state.timed ? timeOfStep(best[1]) : best[1])), plot.py(y.at(best[0])), colors.mark, 5);
     if (state.at !== null) {
       const at = plot.px(x.at(placeOf(state.at)));
       plot.line(at, box.top, at, box.bottom, colors.quiet);
@@ -226,7 +241,8 @@ function chart([group, columns], index) {
         return `${columns.length > 1 ? `${column.name} ` : ""}${number(mean)}${low !== null && low !== high ? ` (${number(low)} to ${number(high)})` : ""}`;
       });
     const near = held ? held[0].reduce((best, step, each) => (step <= stepOf(at) + 0.5 ? each : best), -1) : -1;
-    value.textContent = `step ${number(Math.round(stepOf(at)))}: ${texted.join(", ")}${near >= 0 ? ` · held-out ${number(held[1][near])}` : ""}`;
+    const told = [texted.join(", "), near >= 0 ? `held-out ${number(held[1][near])}` : ""].filter(Boolean);
+    value.textContent = `step ${number(Math.round(stepOf(at)))}: ${told.join(" · ") || "–"}`;
   }
 
   plot.canvas.addEventListener("pointermove", (event) => point(plot.where(event)[0]));
@@ -292,7 +308,7 @@ function curves() {
   });
   return section(
     "Curves",
-    `Lines are means${parts < data.last - data.first + 1 ? ` over ${number(Math.round((data.last - data.first + 1) / parts))} steps, bands go from the lowest to the highest value` : " of a step"}; the coloured line is the held-out figure, dashed lines are restarts and spikes. Point at a chart, or use the arrow keys.`,
+    `Lines are means${parts < data.last - data.first + 1 ? ` over ${number(Math.round((data.last - data.first + 1) / parts))} steps, bands go from the lowest to the highest value` : " of a step"}; the coloured line is the held-out figure, its large dot the best, dashed lines are restarts and spikes. Point at a chart, or use the arrow keys.`,
     TIMED ? h("div", { class: "more" }, h("label", {}, box, "Over time instead of steps")) : null,
     events(),
     grouped().map(chart),

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ Read = TypeVar("Read")
 @dataclass(frozen=True)
 class Run:
     """`words`: dotted key -> value as text; `at_default`: the keys whose value is the default; `figures`: the newest
-    evaluation; `began`: seconds since 1970.
+    evaluation; `best`: figure -> (value, step), where the best is asked; `began`: seconds since 1970.
     """
 
     url: str
@@ -56,6 +56,12 @@ class Run:
     step: int
     figures: Mapping[str, float]
     status: str
+    best: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> dict[str, float]:
+        """The figures by which runs are compared: the best value where that is asked, else the newest."""
+        return {**self.figures, **{name: value for name, (value, _) in self.best.items()}}
 
 
 def below(url: str) -> list[Run]:
@@ -135,6 +141,7 @@ def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
     evaluated = [event for event in events if event["event"] == "evaluated"]  # hooks have steps of their own
     figures = {key: value for event in evaluated for key, value in event.items()}
     result = {} if figures else _result(url)
+    best = figures.get("best", result.get("best", {}))
     figures = figures or result.get("metrics") or {}
     if status not in EXIT_CODES:
         status, last = _unended(url, status), {"step": _newest_step(url)}
@@ -153,6 +160,9 @@ def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
             if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)
         },
         status,
+        {}
+        if fault(best, SHAPE["best?"])
+        else {name: (float(each["value"]), each["step"]) for name, each in best.items()},
     )
     return run, tail
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config, Schema, aside_rows, of_scope
-from dtrain.config.word import slug
+from dtrain.config.word import cut, slug
 from dtrain.errors import WordsError
+from dtrain.secrets import screen
 
 
 def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,6 +21,9 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         out = f"outputs/{_name(config, 'model')}-{_name(config, 'data')}-{digest(config)}"
     if not out.strip("/ "):
         raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")
+    if "\n" in out or "\t" in out:
+        instead = "".join(out.split())
+        raise WordsError(f"out={cut(out)} is no place for a run. Type {screen.typed(f'out={instead}')}.")
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(
             f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type "

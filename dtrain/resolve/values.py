@@ -117,7 +117,7 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):
         near = config.numbers.get(key, spelling(value))
     more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
-    more += ", without a null character" if isinstance(value, str) and "\0" in value else ""
+    more += ", without control characters" if isinstance(value, str) and constraints.CONTROLS.search(value) else ""
     instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"

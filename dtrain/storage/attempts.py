@@ -8,14 +8,22 @@ attempt, so a later run's attempts sort as newer, regardless of their step and o
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import yaml
+
+from dtrain.errors import StoreError
 from dtrain.storage import store
 
 COMMIT, IMPORTED = "COMMIT.json", "imported.yaml"
 """An attempt with the first is a committed checkpoint; a folder with the second holds weights of others."""
+SCORES = "METRICS.json"
+"""Name of the file with metrics beside a commit."""
+BEST = "/best"
+"""`<run>/best` is the name of the best checkpoint of a run; nothing lies there."""
 STEP = re.compile(r"step-([0-9]{8,15})")
 ATTEMPT = re.compile(r"(?:([0-9]{8,15})-)?[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(?:-[0-9]{4,9})?")
 """Lease number of the run, its start time, its run id, and how many attempts it had written before."""
@@ -77,15 +85,68 @@ def _below(folder: str, *, levels: int) -> list[Attempt]:
 
 
 def listed_at(source: str) -> list[Attempt]:
-    """All attempts at `source`: the `out` of a run, the folder of a step, or a single attempt. Newest first. Stray
-    files that are named like a checkpoint's but lie elsewhere are ignored. Raises StoreError.
+    """All attempts at `source`: the `out` of a run, the folder of a step, a single attempt, or `<run>/best`. Newest
+    first. Stray files that are named like a checkpoint's but lie elsewhere are ignored. Raises StoreError.
     """
     if attempts := listed(source):
         return attempts
+    if best := best_at(source):
+        return [best]
     files = {} if STEP.fullmatch(source.rstrip("/").split("/")[-1]) else store.sizes(source)
     if any(file == COMMIT or file.endswith(".safetensors") for file in files):
         return [_attempt(source.rstrip("/"), files)]
     return _below(source, levels=1)
+
+
+def best_at(name: str) -> Attempt | None:
+    """The best checkpoint of a run, if `name` is `<run>/best`, by the `checkpoint.best` of its plan; else None. Raises
+    StoreError if the run has none.
+    """
+    out = name.rstrip("/").removesuffix(BEST)
+    if not name.rstrip("/").endswith(BEST) or store.children(name):
+        return None
+    committed = [one for one in listed(out) if one.is_committed]
+    policy = _policy(out)
+    if not committed and not policy:
+        return None
+    newest: dict[int, Attempt] = {}
+    for one in committed:
+        newest.setdefault(one.step, one)
+    metric = str(policy.get("best"))
+    scores = {step: scores_of(one).get(metric, math.nan) for step, one in newest.items()}
+    step = best_step(scores, str(policy.get("best_is")))
+    if step is None:
+        if policy.get("best"):
+            raise StoreError.during("find a checkpoint at", name, f"no checkpoint of the run has {metric} yet")
+        hint = f"Type {out} for the newest one, or train with checkpoint.best=eval_loss"
+        raise StoreError.during("find a checkpoint at", name, "the run has no checkpoint.best", hint)
+    return newest[step]
+
+
+def best_step(scores: Mapping[int, float], best_is: str) -> int | None:
+    """The step with the lowest or highest score, of equal ones the first; None if no score is finite."""
+    sign = -1 if best_is == "highest" else 1
+    known = {step: sign * score for step, score in scores.items() if math.isfinite(score)}
+    return min(known, key=lambda step: (known[step], step), default=None)
+
+
+def scores_of(attempt: Attempt) -> Mapping[str, float]:
+    """The metrics beside a commit; empty if there are none, or if they cannot be read."""
+    if SCORES not in attempt.files:
+        return {}
+    try:
+        scores = json.loads(store.read(store.join(attempt.url, SCORES)))
+        return {str(name): float(value) for name, value in scores.items()}
+    except (StoreError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _policy(out: str) -> Mapping[str, Any]:
+    """The settings of a run for checkpoints, from its plan; empty if they cannot be read."""
+    try:
+        return dict(yaml.safe_load(store.read(store.join(out, "plan.yaml")))["checkpoint"])
+    except (StoreError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
 
 
 def place(url: str) -> str:

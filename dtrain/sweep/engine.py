@@ -173,8 +173,8 @@ class Engine:
             is_there = state.is_evaluated and job.until is not None and state.step >= job.until
             if state.status == "finished" or is_there:
                 status: Literal["finished", "stopped"] = "stopped" if is_there else "finished"
-                metrics = dict(state.figures)
-                self._settle(job, Ended(status, step=state.step, loss=state.loss, metrics=metrics), 0.0)
+                ended = Ended(status, step=state.step, loss=state.loss, metrics={**state.figures}, last={**state.last})
+                self._settle(job, ended, 0.0)
                 return True
         holder, since = lease.holder(url)[0], self._since.setdefault(job.name, time.monotonic())
         # on another host nobody sees whether it lives: the lease decides, which watches it

@@ -21,6 +21,7 @@ from dtrain.config.structure import COUNT, NUMBER, TEXT, Each, fault
 from dtrain.config.word import cut, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.result import SHAPE as RESULT
+from dtrain.result import compared
 from dtrain.storage import store
 from dtrain.sweep import study
 from dtrain.sweep.study import Study
@@ -217,8 +218,8 @@ def _differences(there: Description, here: Description) -> dict[str, tuple[str, 
 
 @dataclass(frozen=True)
 class State:
-    """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result; `is_evaluated`: it stopped
-    where it was told to; `reason`: why it stopped.
+    """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result, the best ones where these
+    are asked, and `last`: of its last step; `is_evaluated`: it stopped where it was told to; `reason`: why it stopped.
     """
 
     status: str
@@ -227,6 +228,7 @@ class State:
     figures: Mapping[str, float] = field(default_factory=dict)
     is_evaluated: bool = False
     reason: str = ""
+    last: Mapping[str, float] = field(default_factory=dict)
 
 
 def states(root: str, jobs: Iterable[Job]) -> dict[str, State]:
@@ -285,8 +287,12 @@ def _result(root: str, name: str) -> Mapping[str, Any] | None:
 def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: bool = False) -> State:
     if result is None:
         return State("failed" if failed else ("new", "stopped")[begun])
-    numbers = {name: math.nan if value is None else value for name, value in result.get("metrics", {}).items()}
-    figures = {name: value for name, value in numbers.items() if type(value) in (int, float)}
+    figures, last = (_numbers(each) for each in (compared(result), result.get("metrics", {})))
     done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "failed" if failed else "stopped")
     stopped_where_told = result["status"] == "stopped"
-    return State(done, result["step"], result["loss"], figures, stopped_where_told, result.get("reason", ""))
+    return State(done, result["step"], result["loss"], figures, stopped_where_told, result.get("reason", ""), last)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
+    return {name: value for name, value in numbers.items() if type(value) in (int, float)}

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dtrain.config.structure import fault
 from dtrain.errors import StoreError
+from dtrain.result import SHAPE
 from dtrain.storage import store
 
 LARGEST = 1 << 24
@@ -19,18 +21,20 @@ EVALUATED, ENDED = "evaluated", ("stopped", "finished")
 """The events that tell of figures, and those after which a checkpoint is there."""
 WANTED = tuple(f'"event": "{name}"'.encode() for name in (EVALUATED, *ENDED))
 
+BEST = SHAPE["best?"]
+
 Loss = Callable[[Mapping[str, float], float | None], float]
 """(figures, loss of the last batch) -> what the sweep makes small; infinity instead of NaN."""
 
 
 class Curves(dict[str, dict[int, float]]):
-    """The name of a job -> the steps at which it stopped or finished -> its loss there. What is not there is read when
-    it is asked for. Raises StoreError.
+    """The name of a job -> the steps at which it stopped or finished -> its loss there; with `best`, its best so far
+    where that is asked. What is not there is read when it is asked for. Raises StoreError.
     """
 
-    def __init__(self, root: str, loss: Loss) -> None:
+    def __init__(self, root: str, loss: Loss, *, best: bool = False) -> None:
         super().__init__()
-        self._root, self._loss = root, loss
+        self._root, self._loss, self._best = root, loss, best
 
     def read(self, names: Sequence[str]) -> None:
         """Read several, elsewhere at the same time."""
@@ -51,7 +55,7 @@ class Curves(dict[str, dict[int, float]]):
             if type(step) is not int:
                 continue
             if event["event"] == EVALUATED:
-                figures.setdefault(step, {}).update(seen)
+                figures.setdefault(step, {}).update(seen | (_best(event.get("best")) if self._best else {}))
             else:
                 curve[step] = self._loss(figures.get(step, {}), seen.get("loss"))
         return curve
@@ -60,6 +64,11 @@ class Curves(dict[str, dict[int, float]]):
 def _number(value: Any) -> float:
     """A figure of a journal, where NaN and infinity are null."""
     return value if type(value) in (int, float) else math.nan
+
+
+def _best(told: Any) -> dict[str, float]:
+    """Metric -> its best value so far; empty if an event does not tell it."""
+    return {} if fault(told, BEST) else {name: float(best["value"]) for name, best in told.items()}
 
 
 def _events(url: str) -> Iterator[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ from dtrain.launcher.run import run as run_plan
 from dtrain.launcher.title import retitle
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
-from dtrain.result import Result, versions
+from dtrain.result import Result, compared, versions
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 
@@ -101,8 +101,12 @@ def _of_result(result: Result) -> dict[str, Any]:
     return {
         "status": status, "kind": kind, "error": error,
         "exit_code": result.exit_code, "step": result.step, "loss": result.loss,
-        "metrics": {name: value for name, value in result.metrics.items() if type(value) in (int, float)},
+        "metrics": _numbers(compared(result.to_dict())), "last": _numbers(result.metrics),
     }  # fmt: skip
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if type(value) in (int, float)}
 
 
 def _kind(error: DtrainError) -> str:

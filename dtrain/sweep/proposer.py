@@ -14,8 +14,8 @@ from dtrain.sweep.folder import Job
 
 @dataclass
 class Ended:
-    """How one attempt at a job ended: the contents of its outcome.json. `elsewhere`: another worker runs it, and the
-    engine asks again later how it ended.
+    """How one attempt at a job ended: the contents of its outcome.json. `metrics`: the best ones where these are asked;
+    `last`: of its last step. `elsewhere`: another worker runs it, and the engine asks again later how it ended.
     """
 
     status: Literal["finished", "failed", "stopped", "elsewhere"]
@@ -25,6 +25,7 @@ class Ended:
     step: int = 0
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_evaluated(self) -> bool:

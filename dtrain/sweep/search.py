@@ -44,7 +44,7 @@ class Search:
         """Jobs that were drawn by a command that has ended before them."""
         for trial, state in known:
             if state.status == "finished":
-                trial.losses = study.losses(state.figures, state.loss)
+                trial.losses = study.losses(state.figures, state.loss, state.last)
             self._again.extend(self._add(trial))
 
     def next(self) -> Job | None:
@@ -67,7 +67,7 @@ class Search:
         if ended.status == "stopped":
             return
         finished = ended.status == "finished"
-        losses = self._study.losses(ended.metrics, ended.loss) if finished else self._study.worst()
+        losses = self._study.losses(ended.metrics, ended.loss, ended.last) if finished else self._study.worst()
         for trial in self._of_job[job.name]:
             trial.losses = losses
             self._unended.pop(trial.number, None)

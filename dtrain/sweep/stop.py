@@ -113,6 +113,7 @@ def proposer(
     """The jobs of `source`, of which there will be `total`, stopped as `study` says. `steps`: of a whole run."""
     places = rungs.rungs(study.stop, steps=steps, rung=study.rung, factor=study.factor)
     born = dict[tuple[str, str, int], Job]()
+    is_population = study.stop == "population"  # the weights at a rung go on, not the best before it
 
     def birth_once(values: Mapping[str, Any], parent: Job, step: int) -> Job:
         key = json.dumps(values, default=str), parent.name, step
@@ -121,7 +122,7 @@ def proposer(
         return born[key]
 
     def rule(jobs: Sequence[Job], curves: Mapping[str, Curve], count: int) -> Sequence[tuple[Job, int]]:
-        if study.stop == "population":
+        if is_population:
             return population(
                 jobs, curves, places, factor=study.factor, total=count, seed=study.seed, space=space, birth=birth_once
             )
@@ -133,7 +134,7 @@ def proposer(
         return [(job, goals[job.name]) for job in jobs]
 
     def loss(ended: Ended) -> float:
-        return study.losses(ended.metrics, ended.loss)[0]
+        return study.losses((is_population and ended.last) or ended.metrics, ended.loss)[0]
 
     def told(loss: float) -> Ended:
         value = math.nan if loss == math.inf else loss
@@ -142,6 +143,6 @@ def proposer(
     def is_saved(name: str) -> bool:
         return any(one.is_committed for one in attempts.listed(store.join(root, name)))
 
-    curves = Curves(root, lambda figures, loss: study.losses(figures, loss)[0])
+    curves = Curves(root, lambda figures, loss: study.losses(figures, loss)[0], best=not is_population)
     curves.read(store.folders(root))
     return Stopping(source, rule, places, curves, total=total, loss=loss, told=told, is_saved=is_saved)

@@ -92,10 +92,14 @@ class Study:
         lists = {name: tuple(data[name]) for name in ("metrics", "goals", "begin")}
         return cls(**{**{name: data[name] for name in SHAPE}, **lists})
 
-    def losses(self, figures: Mapping[str, float], loss: float | None) -> tuple[float, ...]:
+    def losses(
+        self, figures: Mapping[str, float], loss: float | None, last: Mapping[str, float] | None = None
+    ) -> tuple[float, ...]:
         """The numbers that a search makes small: the metrics of a finished job, negative where the goal is max. One
-        that is missing or NaN is the worst: infinity.
+        that is missing or NaN is the worst: infinity. `last`: those of its last step, which count where there are two
+        metrics, as their best values may be of two steps.
         """
+        figures = last if last and len(self.metrics) > 1 else figures
         values = [value_of(name, figures, loss) for name in self.metrics]
         signed = [-value if goal == "max" else value for value, goal in zip(values, self.goals, strict=True)]
         return tuple(math.inf if math.isnan(value) else value for value in signed)
@@ -207,7 +211,7 @@ def spell(axis: Axis) -> str:
 
 
 def _default_metric(config: Config) -> str:
-    best, held_out = config.checkpoint.get("best"), _is_held_out(config)
+    best, held_out = config.checkpoint.get("best") or config.stop.metric, _is_held_out(config)
     return str(best or ("loss" if held_out is False else "eval_loss"))
 
 

@@ -64,8 +64,10 @@ class Workers:
             if state.status == "finished" and job.name not in self._done:
                 self._done.add(job.name)
                 self.finished.append(job.name)
-                figures = dict(state.figures)
-                self._tell(job, Ended("finished", step=state.step, loss=state.loss, metrics=figures), 0.0)
+                ended = Ended("finished", step=state.step, loss=state.loss)
+                ended.metrics |= state.figures
+                ended.last |= state.last
+                self._tell(job, ended, 0.0)
             elif last and state.status == "failed":
                 error = str(causes.get(job.name, {}).get("error") or "unknown")
                 self.failed[job.name] = Ended("failed", 1, error=error)

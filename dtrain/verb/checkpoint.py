@@ -9,7 +9,7 @@
     dtrain checkpoint export out=runs/lora to=runs/peft adapter=peft       for peft; adapter=merged: as one model
     dtrain checkpoint import hf://gpt2 to=runs/gpt2     weights of others, for init=runs/gpt2 [names=<table>]
 
-`out` is a run, a step's folder or one attempt. No code in a checkpoint is run.
+`out` is a run, its best checkpoint (runs/a/best), a step's folder or one attempt. No code in a checkpoint is run.
 """
 
 import datetime
@@ -28,7 +28,7 @@ from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.predict.report import size
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.storage.attempts import listed_at
+from dtrain.storage.attempts import best_step, listed_at
 from dtrain.weights import SIZES, plain
 
 if TYPE_CHECKING:
@@ -263,12 +263,11 @@ def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, o
     if attempt.commit is None:
         return ""
     every, best = policy.get("keep_every"), str(policy.get("best"))
-    scored = [one.scores[best] for one in valid if math.isfinite(one.scores.get(best, math.nan))]
+    first = best_step({one.step: one.scores.get(best, math.nan) for one in valid}, str(policy.get("best_is")))
     reasons = {
         "newest": attempt is valid[0],
         f"every {every}": isinstance(every, int) and every > 0 and attempt.step % every == 0,
-        f"best {best}": bool(scored)
-        and attempt.scores.get(best) == (max if policy.get("best_is") == "highest" else min)(scored),
+        f"best {best}": attempt.step == first,
     }
     return ", ".join(name for name, holds in reasons.items() if holds)
 

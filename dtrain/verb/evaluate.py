@@ -98,6 +98,7 @@ def look_back(
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
     cluster = detect()
+    key = "init" if source != root else key
     places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
     config = compose([*words, *places], run=run)
     with zygote.kept():

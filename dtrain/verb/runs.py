@@ -109,10 +109,10 @@ def _below(place: str, *, whole: bool) -> list[Run]:
 def _best(entries: Sequence[Run], options: Mapping[str, str]) -> Run:
     """The run with the best figure. Raises WordsError if no figure, or no direction, is known."""
     known = runs.directions(entries)
-    figures = dict.fromkeys(name for entry in entries for name in entry.figures)
+    figures = dict.fromkeys(name for entry in entries for name in entry.compared)
     figure = options.get("figure") or next((name for name in known if name in figures), next(iter(figures), ""))
     which = options.get("best_is") or known.get(figure)
-    having = [entry for entry in entries if figure in entry.figures]
+    having = [entry for entry in entries if figure in entry.compared]
     if not having:
         raise WordsError(
             "best: no run here has "
@@ -123,7 +123,7 @@ def _best(entries: Sequence[Run], options: Mapping[str, str]) -> Run:
         raise WordsError(
             f"best: nothing here says which {cut(figure)} is the best. Type best_is=lowest or best_is=highest."
         )
-    return (max if which == "highest" else min)(having, key=lambda entry: entry.figures[figure])
+    return (max if which == "highest" else min)(having, key=lambda entry: entry.compared[figure])
 
 
 def _sorted(entries: Sequence[Run], column: str) -> list[Run]:
@@ -142,7 +142,7 @@ def _sorted(entries: Sequence[Run], column: str) -> list[Run]:
 
 def _rank(entry: Run, key: str) -> tuple[int, float, str] | None:
     """Sort key: numbers before texts."""
-    value = COLUMNS[key](entry) if key in COLUMNS else entry.figures.get(key, entry.words.get(key))
+    value = COLUMNS[key](entry) if key in COLUMNS else entry.compared.get(key, entry.words.get(key))
     try:
         return None if value is None else (0, float(value), "")
     except ValueError:
@@ -167,9 +167,12 @@ def table(entries: Sequence[Run]) -> str:
     for entry in entries:
         shared = {key: text for key, text in shared.items() if entry.words.get(key) == text}
     figures = list(dict.fromkeys(name for entry in entries for name in entry.figures))
-    rows = [("name", "when", "step", *(cut(name, 40) for name in figures), "status", "changed")]
+    best = list(dict.fromkeys(name for entry in entries for name in entry.best))
+    columns = [*(cut(name, 40) for name in figures), *(f"best {cut(name, 40)}" for name in best)]
+    rows = [("name", "when", "step", *columns, "status", "changed")]
     for entry in entries:
         values = [f"{entry.figures[name]:.5g}" if name in entry.figures else "-" for name in figures]
+        values += [_at(*entry.best[name]) if name in entry.best else "-" for name in best]
         changed = " ".join(
             _word(key, text) for key, text in entry.words.items() if key in changes and key not in shared
         )
@@ -178,6 +181,10 @@ def table(entries: Sequence[Run]) -> str:
         rows.append((name, when, f"{entry.step:,}", *values, status, changed))
     text = screen.table(rows)
     return f"all runs: {' '.join(starmap(_word, shared.items()))}\n{text}" if shared else text
+
+
+def _at(value: float, step: int) -> str:
+    return f"{value:.5g} @{step:,}"
 
 
 @lru_cache(4096)

@@ -323,7 +323,7 @@ def _best(root: str, more: Sequence[str]) -> int:
 def _unbeaten(root: str, study: Study) -> list[str]:
     """The URLs of the best jobs: of one metric one, unless others are equal."""
     ended = [
-        Trial(0, {}, name, study.losses(state.figures, state.loss))
+        Trial(0, {}, name, study.losses(state.figures, state.loss, state.last))
         for name, state in _states(root).items()
         if state.status == "finished"
     ]

@@ -134,6 +134,10 @@ def farewell(plan: Plan, result: Result) -> str:
         f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
+    evaluation += "".join(
+        f", best {name.removeprefix('eval_')} {best['value']:.4f} of step {best['step']}"
+        for name, best in result.best.items()
+    )
     is_early = result.status == "finished" and result.step < plan.steps
     why = f"\n{result.reason}" if result.stop or is_early else ""
     line = screen.on_one_line(

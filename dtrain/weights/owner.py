@@ -65,7 +65,7 @@ def _of_run(url: str) -> Owner:
     newest = next((one for one in attempts.listed_at(url) if one.is_committed), None)
     if newest is None:
         raise StoreError.during("find a checkpoint at", url, "there is none that is committed")
-    root = url.split("/checkpoints/")[0]
+    root = newest.url.split("/checkpoints/")[0]
     plan = _mapping(store.join(root, "plan.yaml"))
     facts = _mapping(store.join(newest.url, attempts.COMMIT)).get("facts")
     facts = facts if isinstance(facts, Mapping) else {}

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dtrain.storage import store
-from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP
+from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, best_at
 from dtrain.weights import ForeignError, Stored, Weights, dcp, names, plain, safetensors, torchfile
 
 SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -42,11 +42,15 @@ PEFT = (
 
 
 def is_ours(url: str) -> bool:
-    """Whether a run, a step or an attempt of dtrain lies there, or may lie there. Raises StoreError."""
+    """Whether a run, a step, an attempt or the best checkpoint of dtrain lies there, or may lie there. Raises
+    StoreError.
+    """
     above, name = ("", *url.rstrip("/").split("/"))[-2:]
     if STEP.fullmatch(name) or (STEP.fullmatch(above) and ATTEMPT.fullmatch(name)):
         return True
     below = store.children(url)
+    if not below and best_at(url):
+        return True
     return COMMIT in below or "checkpoints" in below or any(map(STEP.fullmatch, below))
 
 

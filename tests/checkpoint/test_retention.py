@@ -27,16 +27,16 @@ def kept(out: Path) -> list[int]:
         (Policy(10, None), {}, [10, 20, 30, 40, 50, 60]),
         (Policy(10, 1, keep_every=20), {}, [20, 40, 60]),
         (Policy(10, 1, best="eval_loss"), {10: 3.0, 20: 1.0, 30: 2.0, 40: float("nan"), 60: 4.0}, [20, 60]),
-        (Policy(10, 1, best="eval_loss"), {10: 1.0, 20: 1.0}, [20, 60]),
+        (Policy(10, 1, best="eval_loss"), {10: 1.0, 20: 1.0}, [10, 60]),
         (Policy(10, 1, best="eval_loss"), {}, [60]),
         (
             Policy(10, 1, best="eval_accuracy", best_is="highest"),
             {10: 0.3, 20: 0.9, 30: 0.9, 40: float("nan"), 60: 0.1},
-            [30, 60],
+            [20, 60],
         ),
         (Policy(20, 2, ephemeral=10), {}, [40, 60]),
         (Policy(0, 2, ephemeral=20), {}, [30, 50, 60]),
-        (Policy(20, 1, ephemeral=10, best="eval_loss"), {10: 0.0, 20: 1.0, 40: 2.0}, [20, 60]),
+        (Policy(20, 1, ephemeral=10, best="eval_loss"), {10: 0.0, 20: 1.0, 40: 2.0}, [10, 60]),
     ],
 )
 def test_a_policy_says_what_stays(policy: Policy, scores: dict[int, float], stays: list[int]) -> None:

@@ -346,7 +346,7 @@ def test_the_best_is_known_however_late_its_figure_comes(tmp_path: Path, monkeyp
         checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, best="eval_loss")
         for loss in (3.0, 1.0, 2.0, 4.0):
             checkpoint.save(state)
-            checkpoint.scored(state.step, {"eval_loss": loss})  # while it is on its way
+            checkpoint.scored(state, {"eval_loss": loss})  # while it is on its way
             go.set()
             state.step += 1
         checkpoint.wait()
@@ -355,11 +355,26 @@ def test_the_best_is_known_however_late_its_figure_comes(tmp_path: Path, monkeyp
     assert kept(tmp_path) == [3, 5]
 
 
+def test_the_loop_goes_on_while_the_best_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        state, go = state_on(mesh, FSDP), held_up(monkeypatch)
+        checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=0, keep=1, best="eval_loss")
+        checkpoint.scored(state, {"eval_loss": 1.0})
+        assert not checkpoint.landed() and not list(tmp_path.rglob(commits.NAME))
+        go.set()
+        state.step += 1
+        checkpoint.scored(state, {"eval_loss": 2.0})  # no better, and so not saved
+        checkpoint.wait()
+
+    on_mesh(work, dp_shard=2)
+    assert kept(tmp_path) == [2]
+
+
 def test_a_figure_that_no_evaluation_gives_is_named(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> None:
         checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, best="eval_los")
         with pytest.raises(WordsError, match=r"checkpoint\.best=eval_los: .* Did you mean eval_loss\?"):
-            checkpoint.scored(1, {"eval_loss": 1.0})
+            checkpoint.scored(state_on(mesh), {"eval_loss": 1.0})
 
     alone(work)
 

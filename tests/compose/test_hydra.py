@@ -49,6 +49,21 @@ WORDS: tuple[tuple[str, ...], ...] = (
 )
 
 
+def test_a_group_in_a_text_is_its_word() -> None:
+    """Never the part itself, which was a folder of a strange name."""
+    assert compose(["model=mlp", "out=runs/${model}-${strategy}-${seed}"]).out == "runs/mlp-auto-0"
+    assert compose(["model=mlp", "out=${model}"]).out == "mlp"
+    for word, part in (
+        ("out=a/${mesh}", "mesh"),
+        ("out=${data._about_}b", "data._about_"),
+        ("out=${logger}/b", "logger"),
+    ):
+        with pytest.raises(WordsError, match=rf"{part} holds several values, not a text. Type \$\{{{part}.<a name>\}}"):
+            compose([word])
+    with pytest.raises(WordsError, match="model holds several values"):
+        compose(["model._target_=mine.Net", "out=a/${model}"])
+
+
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_both_ways_give_the_same_config(words: tuple[str, ...], tmp_path: Path) -> None:
     ours, hydras = compose(words), compose([*words, f"hydra.searchpath=[{tmp_path}]"])

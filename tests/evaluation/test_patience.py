@@ -26,13 +26,18 @@ WORDS = (
 ONE = Machine(gpus=0, cpus=1)
 
 
+def seen(judge: Patience, step: int, value: float) -> str:
+    judge.see(step, {"m": value})
+    return judge.over(step)
+
+
 def stops(values: list[float], *, least: float = 0.0, is_best: str = "lowest", patience: int = 2) -> int:
     """The number of evaluations after which the run ends; 0: never."""
 
     def over(mesh: Mesh) -> int:
         stop = {"metric": "m", "is_best": is_best, "patience": patience, "least": least}
         judge = Patience(stop, every=10, mesh=mesh, seen={})
-        ended = (number for number, value in enumerate(values, 1) if judge.over(10 * number, {"m": value}))
+        ended = (number for number, value in enumerate(values, 1) if seen(judge, 10 * number, value))
         return next(ended, 0)
 
     (number,) = on_mesh(over, dp_shard=1)
@@ -51,9 +56,9 @@ def test_it_ends_after_so_many_evaluations_without_an_improvement() -> None:
 def test_what_was_evaluated_after_a_checkpoint_counts_when_it_comes_again() -> None:
     def over(mesh: Mesh) -> list[str]:
         stop = {"metric": "m", "is_best": "lowest", "patience": 2, "least": 0.0}
-        seen = {10: 1.0, 15: 9.0, 20: 2.0, 30: 3.0}  # the run is restored to step 20
-        judge = Patience(stop, every=10, mesh=mesh, seen=seen)
-        return [judge.over(20, {}), judge.over(30, {"m": 0.5}), judge.over(40, {"m": 3.0}), judge.over(50, {"m": 3.0})]
+        known = {10: 1.0, 15: 9.0, 20: 2.0, 30: 3.0}  # the run is restored to step 20
+        judge = Patience(stop, every=10, mesh=mesh, seen=known)
+        return [judge.over(20), *(seen(judge, step, value) for step, value in ((30, 0.5), (40, 3.0), (50, 3.0)))]
 
     (said,) = on_mesh(over, dp_shard=1)
     assert said == ["", "", "", "m has not improved in 2 evaluations, since step 30"]

@@ -19,7 +19,6 @@ from pool import ranks
 
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.format import parse
-from dtrain.checkpoint.retention import SCORES
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.data.text import Text
@@ -29,7 +28,7 @@ from dtrain.launcher.run import finished
 from dtrain.mesh import Mesh
 from dtrain.resolve import resolve
 from dtrain.storage import lease
-from dtrain.storage.attempts import listed
+from dtrain.storage.attempts import SCORES, listed
 from dtrain.storage.jsonl import Journal
 from dtrain.verb import checkpoint as verb
 from dtrain.verb import diff

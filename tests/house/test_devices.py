@@ -113,7 +113,7 @@ MADE = {
     "crosses by gloo, and waits for no device": (
         "data/stream.py:Stream._block", "data/stream.py:Stream._counts", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
-        "loop/metrics.py:Log.has_evaluated", "doctor/bandwidth.py:_measured",
+        "doctor/bandwidth.py:_measured",
     ),
     "the cores of this host are measured": (
         "doctor/speed.py:_attention", "doctor/speed.py:_calls", "doctor/speed.py:_convolution", "doctor/speed.py:_pointwise", "doctor/speed.py:_product",
@@ -149,7 +149,7 @@ WAITS_FOR = {
         "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/collate.py:check_range", "data/collate.py:rounded", "data/stream.py:_is_finite", "data/dataset.py:_classes",
         "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/__init__.py:counted", "objective/classification.py:Classification.count", "objective/classification.py:_accuracy", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
-        "lifecycle/stop.py:StopSignal._agreed", "loop/metrics.py:Log.has_evaluated", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
+        "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "arrays of numpy: rows of files, and their order": (
         "objective/masked.py:Hiding.holdout", "objective/masked.py:Hiding.take",

@@ -76,7 +76,11 @@ def test_the_commands_of_evaluating_run(tmp_path: Path) -> None:
     for name in ("rows.csv", "new.csv"):
         (tmp_path / name).write_text("\n".join(lines))
     printed = []
-    for begin in ("python -m dtrain model=mlp", "python -m dtrain predict"):
+    for begin in (
+        "python -m dtrain model=mlp",
+        "python -m dtrain predict",
+        "python -m dtrain evaluate out=runs/a/best",
+    ):
         for line in block("docs/evaluating.md", begin).splitlines():
             done = commands.run(*shlex.split(line)[3:], cwd=tmp_path)
             assert done.returncode == 0, (line, done.stdout + done.stderr)
@@ -167,6 +171,7 @@ HELD = {
         "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
         "python -m dtrain predict": "the same",
+        "python -m dtrain evaluate out=runs/a/best": "the same",
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {

@@ -1,17 +1,20 @@
 """Event files that TensorBoard reads."""
 
 import math
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from pool import ranks
 from small import plan
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from dtrain.logger.tensorboard import TensorBoard
 from dtrain.loop.metrics import facts
+from dtrain.train import train
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:
@@ -77,6 +80,30 @@ def test_a_loss_that_is_no_number_is_kept_and_a_missing_one_is_not(tmp_path: Pat
     ((step, tag, value),) = events(tmp_path / "tensorboard")
     assert (step, tag) == (1, "train/loss")
     assert math.isnan(value)
+
+
+def test_a_run_that_goes_on_from_an_older_step_has_each_point_once(tmp_path: Path) -> None:
+    """As after a kill: the steps after its newest checkpoint were logged before."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = [
+        "model=mlp",
+        "data=synthetic",
+        "objective=regression",
+        "steps=8",
+        "hook=[]",
+        "logger=[tensorboard]",
+        "log.every=1",
+    ]
+    words += ["checkpoint.every=4", "evaluate.every=2", f"out={tmp_path}"]
+    ranks(1, train, plan(*words, "stop_after=6"))
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000006")
+    ranks(1, train, plan(*words))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [point.step for point in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [point.step for point in board.Scalars("eval/loss")] == [2, 4, 6, 8]
+    assert len([tag for tag in board.PluginTagToContent("hparams") if tag.startswith("_hparams_")]) == 1
 
 
 def test_a_run_that_logs_nothing_leaves_nothing(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ def test_the_metric_of_the_sweep_decides(metrics: str, goals: str, name: str, tm
     assert best.job(root) == f"{root}/{name}"
 
 
+def test_the_best_value_of_a_job_counts_where_that_is_asked(tmp_path: Path) -> None:
+    root = sweep(tmp_path / "s")
+    result = tmp_path / "s" / "lr-2" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "best": {"eval_loss": {"value": 0.5, "step": 1}}}))
+    assert best.job(root) == f"{root}/lr-2"
+
+
 def test_a_result_that_is_damaged_is_none(tmp_path: Path) -> None:
     root = sweep(tmp_path / "s")
     for text in (

@@ -3,6 +3,7 @@
 Without the packages chromium it is skipped: `apt-get install chromium`.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,40 @@ def test_filter_sort_choice_and_stroke_change_all_parts_of_the_page(browser: Chr
     browser.drag((left + 44, top + height - 20), (left + 44, top + height / 2))
     assert "optim.lr=" in browser.evaluate("document.querySelector('input[type=search]').value")
     assert "of 1,000 jobs" in browser.evaluate("document.querySelector('.bar span').textContent")
+    assert browser.complaints() == []
+
+
+def test_values_beyond_the_shown_range_are_told_at_the_end_of_their_axis(browser: Chromium, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    for number in range(20):
+        job(root / f"{number}", f"0.{number:02}", eval_loss=1 + number / 20 if number < 18 else 4000.0 + number)
+    shown(root)
+    browser.open(f"file://{root}/report.html", width=1440)
+    texts = browser.evaluate(
+        "(() => { const texts = [], draw = CanvasRenderingContext2D.prototype.fillText; "
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { texts.push(text); draw.call(this, text, ...rest); }; "
+        "change({ figure: 0 }); return texts; })()"
+    )
+    assert "2 up to 4019" in texts
+
+
+def test_a_run_shows_the_curve_of_the_metric_that_it_is_judged_by(browser: Chromium, tmp_path: Path) -> None:
+    place = job(tmp_path / "a", "0.1", losses=[3.0, 2.5, 2.0])
+    best = {"eval_f1": {"value": 0.8, "step": 2}}
+    events = [{"time": 1005.0 + step, "event": "evaluated", "step": step, "eval_f1": value, "best": best}
+              for step, value in ((1, 0.5), (2, 0.8), (3, 0.7))]  # fmt: skip
+    with (place / "events.jsonl").open("a") as file:
+        file.write("".join(json.dumps(event) + "\n" for event in events))
+    shown(place)
+    browser.open(f"file://{place}/report.html", width=1440)
+    assert browser.evaluate("[...document.querySelectorAll('.lane h3')].map((e) => e.textContent)")[:3] == [
+        "Events",
+        "Loss",
+        "F1",
+    ]
+    assert "0.8000 best eval_f1, step 2" in browser.evaluate(
+        "document.querySelector('header').innerText.replace(/\\s+/g, ' ')"
+    )
     assert browser.complaints() == []
 
 

@@ -28,9 +28,16 @@ def test_a_number_that_torch_overflows_or_divides_by_is_refused(group: str, word
 
 
 @pytest.mark.parametrize("key", ["out", "generate.prompt"])
-def test_a_text_with_a_null_character_is_refused(key: str) -> None:
-    with pytest.raises(WordsError, match=f"{key} is text.*, without a null character"):
-        plan(f'{key}="a\\0b"')
+@pytest.mark.parametrize("control", ["\\0", "\\r", "\\e", "\\x7f"])
+def test_a_text_with_a_control_character_is_refused(key: str, control: str) -> None:
+    with pytest.raises(WordsError, match=f"{key} is text.*, without control characters. Type {key}=ab."):
+        plan(f'{key}="a{control}b"')
+
+
+def test_a_text_may_have_lines_but_no_place() -> None:
+    assert plan('generate.prompt="a\\n\\tb"').generate["prompt"] == "a\n\tb"
+    with pytest.raises(WordsError, match=r"out=runs/a\\n is no place for a run. Type out=runs/a."):
+        plan('out="runs/a\\n"')
 
 
 def test_every_mistake_is_told_and_no_echo_of_one() -> None:

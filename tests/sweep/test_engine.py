@@ -92,6 +92,19 @@ def test_a_key_that_is_swept_too_runs_no_finished_job_again(tmp_path: Path) -> N
     assert len(finished(tmp_path / "s")) == 4
 
 
+@pytest.mark.campaign("commands")
+def test_jobs_are_ranked_by_their_best_where_that_is_asked(tmp_path: Path) -> None:
+    """Also at a rung, and by whatever names the best job."""
+    words = [*SMALL[:-2], "logger=[]", "trust=[sweeping]", "hook.peak._target_=sweeping.Peak", "evaluate.every=1"]
+    words += ["hook.peak.top=0.7,0.6,0.9,0.8", "checkpoint.best=eval_score", "sweep.out=s"]
+    done = commands.run("-m", *words, "sweep.stop=halving", "sweep.rung=3", "sweep.factor=4", cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "best: s/hook.peak.top-0.9" in done.stdout
+    shown = commands.run("runs", "s", "sort=eval_score", cwd=tmp_path).stdout.splitlines()
+    assert shown[-1].startswith("hook.peak.top-0.9") and " 0.9 @2 " in shown[-1]
+    assert "hook.peak.top-0.9" in commands.run("runs", "best", "s", cwd=tmp_path).stdout
+
+
 def test_a_mistake_in_a_file_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
     recipe = "{model: mlp, data: synthetic, objective: regression, steps: 2, sweep: {space: {optim.lr: [1e-3, -4]}}}"
     (tmp_path / "mine.yaml").write_text(recipe)

@@ -195,6 +195,24 @@ def test_a_job_that_was_asked_to_stop_waits_for_the_next_command(tmp_path: Path)
     assert sum(STEPS in curve for curve in sweep.reached().values()) == 1
 
 
+def test_the_best_so_far_counts_at_a_rung_where_it_is_asked_but_not_for_weights_that_go_on(tmp_path: Path) -> None:
+    """Of a population, whose members begin with the weights of a rung, and of two metrics, which are those of one state."""
+    (tmp_path / "job").mkdir()
+    best = {"eval_loss": {"value": 0.5, "step": 2}}
+    events = [{"event": "evaluated", "step": 4, "eval_loss": 2.0, "best": best}, {"event": "stopped", "step": 4}]
+    (tmp_path / "job" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    losses = {
+        best: Curves(str(tmp_path), lambda figures, loss: figures["eval_loss"], best=best)["job"][4]
+        for best in (True, False)
+    }
+    assert losses == {True: 0.5, False: 2.0}
+    two = Study(metrics=("eval_loss", "eval_accuracy"), goals=("min", "max"))
+    assert two.losses({"eval_loss": 0.5, "eval_accuracy": 0.9}, None, {"eval_loss": 2.0, "eval_accuracy": 0.8}) == (
+        2.0,
+        -0.8,
+    )
+
+
 def test_what_another_worker_did_is_read_from_its_files(tmp_path: Path) -> None:
     """The engine tells how far the job is; of a job beyond its rung the losses before are in its journal."""
     sweep, other = Sweep(tmp_path, "halving", 4), Sweep(tmp_path, "halving", 4)

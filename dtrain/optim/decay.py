@@ -46,5 +46,6 @@ def _decays(name: str, parameter: nn.Parameter, owners: Iterable[nn.Module]) -> 
 
 
 def _is_norm(module: nn.Module) -> bool:
-    has_weights = any(True for child in module.children() for _ in child.parameters())
-    return bool(NORM.search(type(module).__name__)) and not has_weights
+    return bool(NORM.search(type(module).__name__)) and not any(
+        True for child in module.children() for _ in child.parameters()
+    )

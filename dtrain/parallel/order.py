@@ -103,8 +103,8 @@ def _reason(shape: MeshShape, strategy: Strategy) -> tuple[str, str, str]:
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
-    """Raises WordsError as `check_listed`, and for an axis over which the model cannot be split, as far as is known before
-    a forward. Changes nothing.
+    """Raises WordsError as `check_listed`, and for an axis over which the model cannot be split, as far as that is
+    known before a forward. Changes nothing.
     """
     check_listed(model)
     if shape.cp > 1:

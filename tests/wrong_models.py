@@ -143,13 +143,13 @@ class Late(Net):
 
 
 class Replaces(Net):
-    """A parameter that the second forward replaces."""
+    """A parameter that the third forward replaces."""
 
     forwards = 0
 
     def mix(self, x: Tensor) -> Tensor:
         Replaces.forwards += 1
-        if Replaces.forwards == 2:
+        if Replaces.forwards == 3:
             self.down.weight = nn.Parameter(self.down.weight.detach().clone())
         return x
 

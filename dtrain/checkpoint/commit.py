@@ -32,7 +32,7 @@ SHAPE = {
         "scale?": Optional({"value": FINITE, "good": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),
-        "tied?": Optional(Each(TEXT, named=True)),
+        "tied?": Optional(Each(TEXT, named=True)), "resting?": Each(TEXT),
         "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER, "packed?": Each(TEXT), "double?": FLAG}),
         "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },

@@ -47,11 +47,13 @@ class Copy:
         """The copies as a commit; the `file` of a piece is the name of a rank's copy."""
         first = min(self.parts.values(), key=lambda part: part["rank"])
         optim, tensors, pieces = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+        resting = set[str]()
         for stem, part in self.parts.items():
             optim |= part["facts"]["optim"]
+            resting |= set(part["facts"].get("resting", ()))
             tensors |= part["tensors"]
             pieces += [{**piece, "file": stem} for piece in part["pieces"]]
-        facts = {**first["facts"], "optim": optim}
+        facts = {**first["facts"], "optim": optim, "resting": sorted(resting)}
         return {"step": self.step, "facts": facts, "tensors": tensors, "pieces": pieces}
 
 

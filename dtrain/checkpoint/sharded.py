@@ -133,7 +133,8 @@ class Sharded:
             files=files,
             arrived=self._snapshot.wait,
             commit={"step": state.step, "attempt": name, "passed_over": passed_over, "facts": facts, **ranks},
-            manifest={"optim": facts["optim"], "tensors": shards.described(tensors, names)},
+            manifest={name: facts[name] for name in ("optim", "resting")}
+            | {"tensors": shards.described(tensors, names)},
             before_commit=partial(self._prepare, state.step, url),
             after_commit=self._tidy,
             before=self._previous,

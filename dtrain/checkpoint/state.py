@@ -17,6 +17,7 @@ from dtrain.model.adapted import adapter_of, added
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.precision import LossScale
+from dtrain.strategy.trained import Trained
 
 
 class Stateful(Protocol):
@@ -57,8 +58,11 @@ class TrainState:
     reference: Mapping[str, Any] | None = None
     """`url`, `names` and `digest` of the weights that the objective compares with; no checkpoint holds them."""
     _built: frozenset[str] = field(init=False, repr=False)
-    _trained: dict[str, int] = field(init=False, repr=False)
+    _given: dict[str, int] = field(init=False, repr=False)
     """Name -> id of each parameter that the optimizer was given."""
+    _trained: Trained = field(init=False, repr=False)
+    _frozen: frozenset[str] = field(init=False, repr=False)
+    """The tensors that are not trained."""
 
     def __post_init__(self) -> None:
         self._built = frozenset(name for name, _ in self._model_tensors())
@@ -69,7 +73,10 @@ class TrainState:
                 f"model: its state_dict leaves out parameters that are trained: {', '.join(lost[:5])}. No checkpoint "
                 "would have them. Leave out frozen parameters alone."
             )
-        self._trained = {name: id(each) for name, each in self.model.named_parameters() if self.optimizer}
+        self._given = {name: id(each) for name, each in self.model.named_parameters() if self.optimizer}
+        self._trained = Trained(self.model)
+        named = self.model.named_parameters(remove_duplicate=False)
+        self._frozen = frozenset(f"model.{name}" for name, each in named if not each.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name. Raises WordsError as `check`."""
@@ -95,8 +102,8 @@ class TrainState:
         return adapter_of(self.model)
 
     def check(self) -> None:
-        """Raises WordsError if the model gained, lost or replaced tensors since it was built: they would be neither
-        trained nor loaded.
+        """Raises WordsError if the model gained, lost or replaced tensors since it was built, which would be neither
+        trained nor loaded, or unfroze parameters.
         """
         names = {name for name, _ in self._model_tensors()}
         if other := sorted(name.removeprefix("model.") for name in names ^ self._built):
@@ -105,11 +112,13 @@ class TrainState:
                 "in __init__, or with persistent=False."
             )
         parameters = self.model.named_parameters()
-        if new := [name for name, each in parameters if id(each) != self._trained.get(name, id(each))]:
+        if new := [name for name, each in parameters if id(each) != self._given.get(name, id(each))]:
             raise WordsError(
                 f"the model replaced parameters while it trained: {', '.join(new[:5])}. The optimizer still trains the "
                 "old ones. Change a parameter in place: with torch.no_grad(): parameter.copy_(values)."
             )
+        if self.optimizer:
+            self._trained.check()
 
     def facts(self) -> dict[str, Any]:
         """The state that is not in tensors, as JSON."""
@@ -126,6 +135,7 @@ class TrainState:
             "adapter": self.adapter,
             "base": self.base,
             "reference": self.reference,
+            "resting": self._trained.resting(),
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -144,6 +154,7 @@ class TrainState:
                 self.optimizer.state[parameters[parameter]][entry] = value
         self.step, self.first = facts["step"], facts.get("first", 0)
         self.reference = facts.get("reference")
+        self._trained.rest(facts.get("resting", ()))
 
     def make_room(self, saved: Iterable[str]) -> None:
         """Make the optimizer create its state, by a step with zero gradients and learning rates.
@@ -175,8 +186,7 @@ class TrainState:
 
     def _left_out(self) -> set[str]:
         """The weights that the base has."""
-        named = self.model.named_parameters(remove_duplicate=False) if self.base else ()
-        return {f"model.{name}" for name, parameter in named if not parameter.requires_grad}
+        return set(self._frozen) if self.base else set()
 
     def tied(self) -> dict[str, str]:
         """Further name of a tied weight -> the name under which it is saved."""

@@ -145,7 +145,8 @@ class CheckpointWriter:
             self.error = f"rank {rank}: {error}" if self._mesh.world > 1 else error
             self._remove(self.url)
             return
-        facts: dict[str, Any] = {**self._commit["facts"], "optim": {}}
+        resting = sorted({name for manifest in manifests for name in manifest["resting"]})
+        facts: dict[str, Any] = {**self._commit["facts"], "optim": {}, "resting": resting}
         commit = {**self._commit, "facts": facts, "files": [], "pieces": [], "tensors": {}}
         for manifest in manifests:
             facts["optim"] |= manifest["optim"]

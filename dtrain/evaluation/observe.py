@@ -21,6 +21,7 @@ from dtrain.loop.step import StepLoss
 from dtrain.loop.unsaved import Moved, Unsaved
 from dtrain.model import caveats
 from dtrain.objective.state import Changes
+from dtrain.strategy.writes import is_power, is_watched
 
 MOST = 3
 """Buffers that one sentence names."""
@@ -61,8 +62,9 @@ class Observers:
         self._complete = all(map(gives_none, self._hooks))
         self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
         self._moved = Moved(parts.model)
-        self._state, self._model, self._check, self._first = state, parts.model, state.check, True
-        self._warned = set[str]()
+        self._state, self._model, self._check, self._steps = state, parts.model, state.check, 0
+        self._device = mesh.device
+        self._warned = set(caveats(parts.model))
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
         """The newest metrics of the evaluation and of the hooks, on rank 0."""
@@ -95,28 +97,7 @@ class Observers:
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
-        if self._first:
-            self._first = False
-            self._check()
-            self._report_draws(loss.drawn)
-            for caveat in loss.caveats:
-                self._tell(caveat)
-            self._report_moved(self._moved.names())
-        for name in self._unsaved.changed():
-            self._tell(
-                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
-                "restart begins with its initial value. Register it with persistent=True."
-            )
-        for name in self._unsaved.counted():
-            self._tell(
-                f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
-                "its initial value. Make it a buffer."
-            )
-        for name in self._of_objective.names():
-            self._tell(
-                f"{name} of the objective changes with every step, but each rank has its own and no checkpoint holds "
-                "it: a restart begins with its initial value. Keep it in a buffer of the model."
-            )
+        self._report_step(loss)
         plan, last = self._plan, step == self._plan.last_step
         if is_due(plan.evaluate_every, step, last=last):
             self.evaluate(step)
@@ -143,13 +124,47 @@ class Observers:
         """Evaluate now, if there is held-out data."""
         if not self._measured_on:
             return
+        self._check()
         self._log.flush()
         metrics = self._measure(sources=self._measured_on)
+        self._check()  # the model's own `train` was called
         self._watchdog.rest()
         if metrics:
             self._measured = metrics.keys()
             self._report(step, metrics)
             self.over = self._patience.over(step)
+
+    def _report_step(self, loss: StepLoss) -> None:
+        """Tell of what a step did, and after steps 1, 2, 4, 8 and so on of what the model is now. State is watched over
+        a few steps, at the beginning and after steps 4, 8, 16 and so on.
+        """
+        for caveat in loss.caveats:
+            self._tell(caveat)
+        self._report_draws(loss.drawn)
+        self._report_moved(self._moved.names())
+        for name in self._unsaved.changed():
+            self._tell(
+                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
+                "restart begins with its initial value. Register it with persistent=True."
+            )
+        for name in self._unsaved.counted():
+            self._tell(
+                f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
+                "its initial value. Make it a buffer."
+            )
+        for name in self._of_objective.names():
+            self._tell(
+                f"{name} of the objective changes with every step, but each rank has its own and no checkpoint holds "
+                "it: a restart begins with its initial value. Keep it in a buffer of the model."
+            )
+        self._steps += 1
+        if is_power(self._steps):
+            self._check()
+            for caveat in caveats(self._model):
+                self._tell(caveat)
+        if self._steps > 2 and is_watched(self._steps, self._device):
+            for each in (self._moved, self._unsaved, self._of_objective):
+                each.again()
 
     def _report_draws(self, generators: Sequence[str]) -> None:
         """Warn if the first forward drew random numbers and no module of the model explains it."""

@@ -16,13 +16,12 @@ from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.errors import WordsError
 from dtrain.loop.agreement import Agreement, News
+from dtrain.loop.watch import Watch
 from dtrain.mesh import Mesh
 from dtrain.model import seeds
 from dtrain.model.documents import is_packed
 from dtrain.objective import Objective, Shapes, agreed, chunk_asked, loss_of
-from dtrain.objective.additive import check_sum
 from dtrain.objective.head import deferring, is_compiled
-from dtrain.parallel.checks import roots
 from dtrain.parallel.context import Context
 from dtrain.parallel.document_check import check_documents
 from dtrain.parallel.pipeline import Pipeline
@@ -30,13 +29,12 @@ from dtrain.parallel.split_check import check_split
 from dtrain.parallel.tensor_check import check_tensors
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
-from dtrain.strategy.writes import CopyWrites
 
 
 @dataclass(frozen=True)
 class StepLoss:
     """This rank's part of a step: `sums` of the loss and the objective's metrics, over the `count` of the whole
-    batch. `drawn`: the generators from which the forwards of this start's first step drew random numbers.
+    batch. `drawn`: the generators from which the forwards drew random numbers, if the step is watched (watch.py).
     """
 
     sums: Mapping[str, Tensor]
@@ -45,7 +43,7 @@ class StepLoss:
     news: News | None = None
     """For `clip`, if the strategy does not sum what ranks tell each other about the step."""
     caveats: Sequence[str] = ()
-    """Of the first step of this start."""
+    """About the loss, if the step is watched."""
 
 
 Step = Callable[[Stream, int], StepLoss]
@@ -84,7 +82,7 @@ def make_step(
     whole: bool | None = None,  # as the objective states
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch, scaled, in the model."""
-    first, shapes, drawn, caveats = Shapes(), Shapes(), list[str](), list[str]()
+    first, shapes, watch = Shapes(), Shapes(), Watch(model, objective, strategy, mesh)
     news, again = News(Agreement(model, mesh), mesh), isinstance(model, Pipeline) and model.shape.waits
     deferred = partial(deferring, chunk_asked(objective), again=again, compiled=is_compiled(model))
 
@@ -94,20 +92,19 @@ def make_step(
         compile.begin()
         if context or not shapes:
             check(model, objective, share.microbatches[0], context, mesh, precision)
-        writes = None if shapes else _watch_writes(model, strategy, mesh)
         seeds.reseed(seed, number, mesh.batch_rank)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         scale, sums = _scale(precision, mesh, share.count), dict[str, Tensor]()
 
         def summed(outputs: Any, index: int) -> Tensor:
             loss = loss_of(objective, outputs, batches[index], first)
-            if not shapes and index == 0:
-                caveats.extend(check_sum(objective, outputs, batches[0], len(batches) * mesh.data_ranks, whole))
+            if index == 0:
+                watch.loss(outputs, batches[0], forwards=len(batches) * mesh.data_ranks, whole=whole)
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
             return loss.sum * scale if isinstance(model, Pipeline) else loss.sum
 
-        with deferred(weight=scale), context.active() if context else nullcontext():
+        with watch.step(seed, number), deferred(weight=scale), context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 batches = [compared(reference, batch, objective, context) for batch in batches]
                 with strategy.sync(model, True) as missing:
@@ -121,14 +118,11 @@ def make_step(
                         with precision.autocast(mesh.device):
                             loss = summed(call(model, inputs_of(objective, batch, context)), index)
                         _backward(loss, scale)
-        if writes:
-            writes.check()
         if not shapes:
-            drawn.extend(seeds.drawn(seed, number, mesh.batch_rank))
             shapes.update(agreed(objective, first, mesh))
         if not sums:  # a rank without the last stage knows no loss
             sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
-        return StepLoss(sums, share.count, drawn, news.tell(), caveats)
+        return StepLoss(sums, share.count, watch.drawn, news.tell(), watch.caveats)
 
     return step
 
@@ -139,13 +133,6 @@ def _scale(precision: Precision, mesh: Mesh, count: float) -> Tensor:
     """
     weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / (count or 1)
     return torch.full((), weight, dtype=torch.float32, device=mesh.device)
-
-
-def _watch_writes(model: nn.Module, strategy: Strategy, mesh: Mesh) -> CopyWrites | None:
-    """Of the first step; shards are watched by their strategy."""
-    if strategy.holds == "shards":
-        return None
-    return CopyWrites(roots(model), mesh)
 
 
 def _backward(loss: Tensor, scale: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""State of a model that training changes, and that no checkpoint has, or that ranks average."""
+"""State of a model that training changes, and that no checkpoint has, or that ranks average. It may begin to change
+later: `again` begins to watch once more.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +15,22 @@ class Unsaved:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._counts: list[dict[str, float]] = []
         self._modules = [(path, module) for path, module in model.named_modules() if not isinstance(module, Balanced)]
         self._owners = {
             f"{path}.{name}".removeprefix("."): (module, name)
             for path, module in self._modules
             for name in module._non_persistent_buffers_set
         }
-        self._last = self._versions()
+        self.again()
+
+    def again(self) -> None:
+        self._counts: list[dict[str, float]] = []
+        self._last, self._is_done = self._versions(), not self._owners
         self._values: dict[str, Tensor] | None = None
 
     def changed(self) -> list[str]:
         """Call after every step: after the second one, returns the names of buffers that both have changed."""
-        if not self._owners:
+        if self._is_done:
             return []
         now = self._versions()
         last = {name: (id(buffer), version) for name, (buffer, version) in self._last.items()}
@@ -33,7 +38,7 @@ class Unsaved:
         if self._values is None:
             self._last, self._values = now, {name: _read(now[name][0]).clone() for name in moved}
             return []
-        self._owners, values, self._values = {}, self._values, {}
+        self._is_done, values, self._values = True, self._values, None
         return sorted(name for name in moved if name in values and _is_other(values[name], _read(now[name][0])))
 
     def counted(self) -> list[str]:
@@ -60,7 +65,7 @@ class Unsaved:
 
 
 class Moved:
-    """Finds saved floating buffers that the first step changes, but for the statistics of BatchNorm: ranks average
+    """Finds saved floating buffers that a step changes, but for the statistics of BatchNorm: ranks average
     them, so what they hold of a batch depends on the mesh, as a queue of samples, a codebook or a range of activations
     does.
     """
@@ -73,12 +78,20 @@ class Moved:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
         }
+        self.again()
+
+    def again(self) -> None:
         self._before = self._state()
 
     def names(self) -> list[str]:
-        """Call after the first step."""
-        now = self._state()
-        return [name for name, state in self._before.items() if name in now and now[name] != state]
+        """Call after every step: after the first one, returns the names of buffers that it has changed, each once."""
+        if not self._before:
+            return []
+        before, now, self._before = self._before, self._state(), {}
+        names = [name for name, state in before.items() if name in now and now[name] != state]
+        for name in names:
+            del self._owners[name]
+        return names
 
     def _state(self) -> dict[str, tuple[int, int, str]]:
         """(identity, writes, sum) of each buffer; some kernels write without counting."""

@@ -37,7 +37,12 @@ class Changes:
     """Finds state that an objective changes and no checkpoint has, such as a running mean or a queue."""
 
     def __init__(self, objective: Objective) -> None:
-        self._objective, self._done = objective, False
+        self._objective = objective
+        self.again()
+
+    def again(self) -> None:
+        """Begin to watch once more."""
+        self._done = False
         self._before: dict[str, tuple[Leaf, int]] | None = None
 
     def names(self) -> list[str]:

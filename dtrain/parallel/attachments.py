@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
+from dtrain.model.listed import check_listed
 
 HOLDERS = {CellType: "a closure"}
 """Type of object that refers to a parameter -> its name for a user; other types have their own."""
@@ -55,6 +56,7 @@ class Attachments:
         """Restore, once all parameters are new. Raises WordsError if one lacks what the old one had; `act`, which `key`
         asks for, has replaced it.
         """
+        check_listed(model)  # some keep a list of what was replaced
         self.restore(model)
         replaced = list(self._replaced(model))
         problems = ((name, original.problem) for name, _, original in replaced if original.problem)

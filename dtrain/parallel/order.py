@@ -17,6 +17,7 @@ from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.adapted import begin, lacks_memory, packed
+from dtrain.model.listed import check_listed
 from dtrain.model.seeds import fill, fill_added, fill_head
 from dtrain.objective.head import Head, defer
 from dtrain.parallel import context, expert, huggingface, tensor
@@ -102,9 +103,10 @@ def _reason(shape: MeshShape, strategy: Strategy) -> tuple[str, str, str]:
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
-    """Raises WordsError for an axis over which the model cannot be split, as far as that is known before a forward.
-    Changes nothing.
+    """Raises WordsError as `check_listed`, and for an axis over which the model cannot be split, as far as that is
+    known before a forward. Changes nothing.
     """
+    check_listed(model)
     if shape.cp > 1:
         context.check(model)
     if shape.ep > 1:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local, reduced, split_like
 from dtrain.model.adapted import packed
+from dtrain.model.listed import check_listed
 from dtrain.model.moe import Experts, experts_of
 from dtrain.precision import Precision
 from dtrain.strategy import Carried, carried
@@ -76,6 +77,7 @@ class DDP:
             held = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] + "." in layers]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*narrow, *held])
         model._parameters[MESSAGE] = self._message  # while DistributedDataParallel lists the parameters
+        check_listed(model)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
         del model._parameters[MESSAGE]
         wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
@@ -130,9 +132,11 @@ class DDP:
         frozen = [parameter for parameter in unreached if not parameter.requires_grad]  # by this forward
         for parameter in frozen:
             parameter.requires_grad_()
-        torch.autograd.backward([self._message, *unreached], [message.to(self._message.dtype), *zeros])
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        try:
+            torch.autograd.backward([self._message, *unreached], [message.to(self._message.dtype), *zeros])
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
         missing.sums, self._message.grad = self._message.grad, None
 
 

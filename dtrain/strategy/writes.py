@@ -2,9 +2,9 @@
 (BYOL, arXiv 2006.07733), rows that nn.Embedding(max_norm=...) scales.
 
 Sharded weights are gathered for a forward, in memory that is freed after it with what was written there. Copies stay
-alike only if every rank writes the same. So the first forward that trains is watched, by a sum over the bits of each
-weight, and of sharded weights forwards 2, 4, 8 and so on with the next of each, since one of a step's microbatches may
-find what another has written (on a GPU from forward 1024 on: to compare them the host waits); the others cost nothing.
+alike only if every rank writes the same. So copies are watched in steps 1, 2, 4, 8 and so on, by a sum over the bits of
+each weight, and shards in such forwards with the next of each, since one of a step's microbatches may find what another
+has written (on a GPU in the first and from 1024 on: to compare them the host waits); the others cost nothing.
 
 Uses private attributes of FSDP2: `pre_forward`, `post_forward` and `fsdp_params` of a group, and of a parameter
 `_param_fqn`, `_module_info`, `sharded_param` and `_unsharded_param`.
@@ -22,11 +22,22 @@ from torch.distributed.tensor import DTensor
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
+from dtrain.strategy.trained import Trained
 
 RARE = 1024
 """The forward from which the host may wait for a GPU to compare weights again."""
 PLAIN = (nn.Parameter, DTensor)
 """Types of parameters whose bits can be read; others may lack operators."""
+
+
+def is_watched(number: int, device: torch.device) -> bool:
+    """Whether weights are compared in this forward or step, counted from 1."""
+    return number == 1 or (is_power(number) and (device.type == "cpu" or number >= RARE))
+
+
+def is_power(number: int) -> bool:
+    """Whether it is 1, 2, 4, 8 and so on."""
+    return number > 0 and not number & (number - 1)
 
 
 def refuse_max_norm(model: nn.Module, reason: str) -> None:
@@ -40,9 +51,8 @@ def refuse_max_norm(model: nn.Module, reason: str) -> None:
 
 
 class ShardWrites:
-    """In the watched forwards of `root` with gradients, raises WordsError for a sharded parameter that the
-    forward writes or replaces, or, in the first, leaves with another `requires_grad`. `groups`: FSDP2's parameter
-    groups under `root`.
+    """In the watched forwards of `root` with gradients, raises WordsError for a sharded parameter that the forward
+    writes or replaces, or leaves with another `requires_grad`. `groups`: FSDP2's parameter groups under `root`.
     """
 
     def __init__(self, root: nn.Module, groups: Sequence[Any]) -> None:
@@ -50,9 +60,10 @@ class ShardWrites:
         self._before: dict[Any, list[Tensor]] = {}
         self._labelled = set[Any]()
         """The groups whose gathered parameters have the attributes of the sharded ones: the forward may read them."""
-        self._trained = [(each, each.sharded_param.requires_grad) for group in groups for each in group.fsdp_params]
+        self._trained = Trained(root)
         self._is_watching, self._forwards = False, 0
-        self._again = 2 if all(each.sharded_param.device.type == "cpu" for each, _ in self._trained) else RARE
+        devices = {each.sharded_param.device for group in groups for each in group.fsdp_params}
+        self._device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
         root.register_forward_pre_hook(self._start, prepend=True)
         self._attach()
 
@@ -66,8 +77,8 @@ class ShardWrites:
         if not torch.is_grad_enabled():
             return
         self._forwards += 1
-        later = self._forwards >= self._again and (_is_power(self._forwards) or _is_power(self._forwards - 1))
-        if self._forwards > 1 and not later:
+        after = self._forwards > 2 and is_watched(self._forwards - 1, self._device)
+        if not after and not is_watched(self._forwards, self._device):
             return
         if self._forwards > 1:
             self._attach()
@@ -105,38 +116,24 @@ class ShardWrites:
         self._hook.remove()
         for group, begin, end in self._methods:
             group.pre_forward, group.post_forward = begin, end
-        for each, was in self._trained if self._forwards == 1 else ():
-            gathered = getattr(each, "_unsharded_param", each.sharded_param)
-            if not was == each.sharded_param.requires_grad == gathered.requires_grad:
-                raise WordsError(
-                    f"strategy: the forward changes requires_grad of {each._param_fqn}, but sharded weights are "
-                    "reduced together as they were built. Type strategy=ddp."
-                )
+        self._trained.check()
 
 
 class CopyWrites:
-    """Create it before the first forward of copies, and call `check` after its backward, on all ranks. `roots`: the
-    model, or its stages, of which the ranks of the batch have copies.
+    """Create it before the forwards of a step of copies, and call `check` after their backwards, on all ranks. `roots`:
+    the model, or its stages, of which the ranks of the batch have copies.
     """
 
     def __init__(self, roots: Sequence[nn.Module], mesh: Mesh) -> None:
         self._roots, self._mesh = roots, mesh
         self._before = self._parameters()
-        self._frozen = {name for name, each in self._before.items() if not each.requires_grad}
         self._plain = {name: each for name, each in self._before.items() if type(each) in PLAIN and not each.is_meta}
         self._sums = _sums(self._plain.values()) if mesh.batch_ranks > 1 else []
 
     def check(self) -> None:
-        """Raises WordsError for a parameter that the forward replaced, unfroze, or wrote with other values on another
-        rank.
-        """
+        """Raises WordsError for a parameter that the forward replaced, or wrote with other values on another rank."""
         for name, parameter in self._parameters().items():
-            if name in self._frozen and parameter.requires_grad:
-                raise WordsError(
-                    f"model: the forward unfreezes {name}, but the optimizer was given what is trained when the model "
-                    "is built. Build it trained, and freeze it in the forward for as long as it is to rest."
-                )
-            if self._before.get(name) is not parameter:
+            if self._before.get(name, parameter) is not parameter:
                 raise WordsError(
                     f"model: the forward puts another parameter in the place of {name}, which the optimizer does not "
                     "know. Write its values instead: with torch.no_grad(): weight.copy_(...)."
@@ -158,11 +155,6 @@ class CopyWrites:
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: parameter for root in self._roots for name, parameter in root.named_parameters()}
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is 1, 2, 4, 8 and so on."""
-    return number > 0 and not number & (number - 1)
 
 
 def _sums(weights: Iterable[Tensor]) -> list[Tensor]:

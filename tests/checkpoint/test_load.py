@@ -46,7 +46,7 @@ class Held:
         return {name: tensor for name, tensor in self.held.items() if name.startswith("model.")}
 
     def facts(self) -> dict[str, Any]:
-        return {"step": self.step, "optim": {}}
+        return {"step": self.step, "optim": {}, "resting": []}
 
     def make_room(self, names: object) -> None: ...
 

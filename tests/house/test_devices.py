@@ -164,7 +164,7 @@ WAITS_FOR = {
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
-    "in the first step, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement.message", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
+    "in the first step and from step 1024 on in rare ones, or once": ("checkpoint/digest.py:digest", "objective/additive.py:_of_copy", "loop/unsaved.py:Moved._state", "checkpoint/adopt.py:untied", "loop/agreement.py:Agreement.message", "loop/agreement.py:News.__init__", "loop/unsaved.py:_is_other", "parallel/flow.py:_same", "parallel/flow.py:flaw", "parallel/ranks.py:Ranks.worst", "parallel/replay.py:Call._value", "parallel/replay.py:_text", "parallel/tensor_check.py:_Watch._compare_gradients", "strategy/writes.py:CopyWrites.check", "strategy/writes.py:_differ"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),

@@ -18,6 +18,7 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 PRIVATE = {
     "_BatchNorm": "torch.nn.modules.batchnorm", "_ConvNd": "torch.nn.modules.conv", "_DropoutNd": "torch.nn.modules.dropout",
+    "_NormBase": "torch.nn.modules.batchnorm",
     "_buffers": "torch.nn.modules.module", "_modules": "torch.nn.modules.module", "_parameters": "torch.nn.modules.module",
     "_compiled_call_impl": "torch.nn.modules.module", "_forward_hooks": "torch.nn.modules.module", "_forward_pre_hooks": "torch.nn.modules.module", "_non_persistent_buffers_set": "torch.nn.modules.module",
     "_C": "torch", "torch._C._distributed_c10d": "torch._C", "_abort_process_group": "torch.distributed.distributed_c10d", "_world": "torch.distributed.distributed_c10d",

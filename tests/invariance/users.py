@@ -975,6 +975,83 @@ class ClampedLater(Stack):
         return super().forward(x)
 
 
+class UnfrozenLater(Stack):
+    """Unfreezes layer after layer, as for gradual unfreezing (arXiv 1801.06146)."""
+
+    def make(self) -> None:
+        self.count = 0
+        self.layers.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        self.count += 1
+        if self.count > 2:
+            self.layers[1].requires_grad_(True)
+        return super().forward(x)
+
+
+class UnfrozenByMode(Stack):
+    """Its `train` unfreezes a layer when it is called again, as after an evaluation."""
+
+    def make(self) -> None:
+        self.count = 0
+        self.head.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "UnfrozenByMode":
+        self.count += mode
+        self.head.requires_grad_(self.count > 1)
+        return super().train(mode)
+
+
+class FrozenLater(Stack):
+    """Freezes its head from the third forward on."""
+
+    def make(self) -> None:
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.count += 1
+        self.head.requires_grad_(self.count < 3)
+        return super().forward(x)
+
+
+class WritesByBatchLater(Stack):
+    """Writes what its rank's samples say, from the third forward on."""
+
+    def make(self) -> None:
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.count += 1
+        if self.count > 2:
+            with torch.no_grad():
+                self.layers[0].bias.copy_(x.mean(0))  # type: ignore[union-attr,operator]
+        return super().forward(x)
+
+
+class ListsSome(Stack):
+    """Its `named_parameters` leaves out what is not to be trained."""
+
+    def named_parameters(self, *args: Any, **options: Any) -> Any:
+        return ((name, each) for name, each in super().named_parameters(*args, **options) if "layers.0" not in name)
+
+
+class ListsWithoutArguments(Stack):
+    def parameters(self) -> Any:  # type: ignore[override]
+        return [*self.layers.parameters(), *self.head.parameters()]
+
+
+class ListsOnce(Stack):
+    """Lists its parameters once, and keeps the list."""
+
+    def make(self) -> None:
+        self.kept = dict[bool, Any]()
+
+    def parameters(self, recurse: bool = True) -> Any:
+        if recurse not in self.kept:
+            self.kept[recurse] = [*super().parameters(recurse)]
+        return self.kept[recurse]
+
+
 class Unsaved(Stack):
     """Its state_dict leaves out a layer that is trained."""
 
@@ -1073,9 +1150,7 @@ USERS: dict[str, User] = {
     "replaced_parameters": User(Replaced),
     "parameters_in_lists": User(Collected),
     "class_of_parameters": User(OwnParameter, refused=sharded("scale is a Subclass")),
-    "frozen_at_first": User(
-        Toggled, unused=True, refused=sharded("the forward changes requires_grad of layers.0.weight")
-    ),
+    "frozen_at_first": User(Toggled, unused=True, refused=sharded("requires_grad of layers.0.weight was changed")),
     "unused_layer": User(Unused, unused=True),
     "layer_called_twice": User(Twice),
     "bilinear": User(Bilinear),
@@ -1104,11 +1179,22 @@ USERS: dict[str, User] = {
     "frozen_for_one_use": User(FrozenForOneUse),
     "tied_by_data": User(TiedByData, refused=sharded("layers.0.weight shares memory with layers.1.weight")),
     "buffer_of_a_weight": User(BufferOfWeight, refused=sharded("layers.0.weight shares memory with view")),
-    "unfrozen_in_forward": User(
-        Unfrozen,
-        refused=sharded("the forward changes requires_grad")
-        | dict.fromkeys(("single", "microbatches", "ddp"), "the forward unfreezes layers.0.weight"),
+    "unfrozen_in_forward": User(Unfrozen, refused={"": "layers.0.weight was frozen when the model was built"}),
+    "unfrozen_later": User(UnfrozenLater, refused={"": "layers.1.weight was frozen when the model was built"}),
+    "frozen_later": User(FrozenLater, unused=True, refused=sharded("requires_grad of head.weight was changed")),
+    "bias_of_a_batch_later": User(
+        WritesByBatchLater,
+        unused=True,
+        refused=sharded("reads or writes weights outside of the layer that owns them, and did not in the first step")
+        | {"ddp": "the forward writes layers.0.bias with other values on every rank"},
     ),
+    "lists_some_parameters": User(
+        ListsSome, refused={"": "ListsSome overrides parameters or named_parameters, which lists other"}
+    ),
+    "lists_without_arguments": User(
+        ListsWithoutArguments, refused={"": "ListsWithoutArguments overrides parameters or named_parameters, which"}
+    ),
+    "lists_once": User(ListsOnce, refused=sharded("ListsOnce overrides parameters") | {"ddp": "ListsOnce overrides"}),
     "clamped_later": User(ClampedLater, refused=sharded("the forward writes head.weight")),
     "unsaved_layer": User(
         Unsaved, refused={"": "its state_dict leaves out parameters that are trained: layers.1.weight"}

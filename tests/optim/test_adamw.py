@@ -1,5 +1,6 @@
 """AdamW: decay where it belongs, the published update, the same on shards."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -37,6 +38,28 @@ class NormalizedLinear(torch.nn.Module):
         self.matrix, self.norm = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.LayerNorm(3)
 
 
+class Conditioned(torch.nn.LayerNorm):
+    """A norm by its base, with a matrix of its own and a child."""
+
+    def __init__(self) -> None:
+        super().__init__([2, 3])
+        self.shift, self.matrix = torch.nn.Linear(3, 4), torch.nn.Parameter(torch.ones(4, 3))
+
+
+class ActiveNorm(RMSNorm2d):
+    """A norm whose child has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = torch.nn.GELU()
+
+
+class ScaledLinear(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1, bias=False)
+        self.scale = torch.nn.Parameter(torch.ones(1, 3))
+
+
 class Gated(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -59,10 +82,14 @@ class Small(torch.nn.Module):
 
 def test_decay_is_by_what_a_module_is_and_not_by_the_dims_of_a_parameter() -> None:
     linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        by_hook = torch.nn.utils.weight_norm(torch.nn.Linear(3, 4))
     model = torch.nn.ModuleDict({
         "norm of two dims": torch.nn.LayerNorm([2, 3]), "own norm": RMSNorm2d(), "no norm": NormalizedLinear(), "own": Gated(),
         "one output": torch.nn.Linear(3, 1), "lstm": torch.nn.LSTM(1, 2), "attention": torch.nn.MultiheadAttention(4, 2, add_bias_kv=True),
         "depthwise": torch.nn.Conv2d(4, 4, 3, groups=4), "pointwise": torch.nn.Conv2d(1, 4, 1), "weight norm": linear,
+        "by base": Conditioned(), "active": ActiveNorm(), "scaled": ScaledLinear(),
+        "hook": by_hook,
     })  # fmt: skip
     optimizer = build(model=model, lr=0.1, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -70,7 +97,8 @@ def test_decay_is_by_what_a_module_is_and_not_by_the_dims_of_a_parameter() -> No
     assert decayed == {
         "no norm.matrix", "own.matrix", "one output.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0",
         "attention.in_proj_weight", "attention.out_proj.weight", "depthwise.weight", "pointwise.weight",
-        "weight norm.parametrizations.weight.original1",
+        "weight norm.parametrizations.weight.original1", "by base.shift.weight", "by base.matrix", "scaled.weight",
+        "hook.weight_v",
     }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import survive
 from pool import RankFailed, ranks
 from servers import moto
 from small import plan
@@ -147,28 +146,3 @@ def test_a_run_without_a_best_says_what_to_type(tmp_path: Path, capfd: pytest.Ca
     for words in (["evaluate", f"out={tmp_path}/run/best"], [*PLAIN, f"init={tmp_path}/run/best", f"out={tmp_path}/b"]):
         assert main(words) != 0
         assert "the run has no checkpoint.best. Type" in capfd.readouterr().err
-
-
-@pytest.mark.campaign("kills")
-def test_a_run_that_is_killed_again_and_again_keeps_the_best_of_one_that_was_not(tmp_path: Path) -> None:
-    words = [
-        *PLAIN[:2],
-        "objective=classification",
-        "logger=[]",
-        "hook=[]",
-        "steps=400",
-        "optim.lr=0.02",
-        "evaluate.every=10",
-    ]
-    words += [
-        "checkpoint.every=70",
-        "checkpoint.best=eval_accuracy",
-        "launcher=local",
-        "launcher.restarts=1000",
-        "strategy=ddp",
-    ]
-    survive([*words, "devices=2"], tmp_path / "untouched", kills=0, seed=0)
-    done = survive([*words, "devices=2"], tmp_path / "killed", kills=8, seed=1, longest=0.5)
-    one, other = (json.loads((tmp_path / name / "result.json").read_text())["best"] for name in ("untouched", "killed"))
-    assert one == other and one["eval_accuracy"]["step"] % 70, done
-    assert set(steps(tmp_path / "killed")) >= {one["eval_accuracy"]["step"], 400}

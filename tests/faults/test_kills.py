@@ -5,6 +5,7 @@ words are typed again. The moments are random: while ranks meet, load, train, sa
 moments fills, is covered by another, is unmounted under a run, and comes back: what was committed stays, whatever comes to an end. `slow`: a thousand kills.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from commands import COMMAND
 from killing import leavings, nothing_left, survive
 from pool import ranks
+
+from dtrain.storage.attempts import listed
 
 pytestmark = pytest.mark.campaign("kills")
 
@@ -118,3 +121,16 @@ def test_a_thousand_kills(
     strategy: str, mode: str, storage: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     killed(strategy, mode, storage, tmp_path, request, seed=seed)
+
+
+def test_the_best_checkpoint_is_that_of_a_run_that_was_not_killed(tmp_path: Path) -> None:
+    """Saved where it was measured, which is no step of `checkpoint.every`."""
+    words = ["model=mlp", "data=synthetic", "objective=classification", "steps=400", "optim.lr=0.02", "evaluate.every=10", "logger=[]", "hook=[]",
+             "checkpoint.every=70", "checkpoint.best=eval_accuracy", *WORDS[2:], "strategy=ddp", "devices=2"]  # fmt: skip
+    survive(words, tmp_path / "untouched", kills=0, seed=0)
+    done = survive(words, tmp_path / "killed", kills=8, seed=1, longest=0.5)
+    one, other = (json.loads((tmp_path / name / "result.json").read_text())["best"] for name in ("untouched", "killed"))
+    assert one == other and one["eval_accuracy"]["step"] % 70, done
+    assert {one["eval_accuracy"]["step"], 400} <= {
+        attempt.step for attempt in listed(str(tmp_path / "killed")) if attempt.is_committed
+    }

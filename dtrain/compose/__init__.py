@@ -16,6 +16,7 @@ from dtrain.compose import here, provenance
 from dtrain.compose.check import Vocabulary, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
+from dtrain.config import meaning
 from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
@@ -43,7 +44,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     asked, problems = [*local.words, *asked], [*local.problems, *problems]
     problems += [
         f"{shown(word)}: of Hydra's own words, only hydra.searchpath is allowed; with -m also hydra/launcher and "
-        "hydra/sweeper."
+        f"hydra/sweeper.{meaning.hint(meaning.meant(word.key, word.text))}"
         for word in asked
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import constraints, files
-from dtrain.config.elsewhere import MEANT
+from dtrain.config import constraints, files, meaning
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
@@ -112,8 +111,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
             else f"{key}=<{constraints.say(allowed).removesuffix(', not empty')}>"
         )
         return f"{who}. Type {typed}."
-    meant = MEANT.get(key, {}).get(str(value).lower(), value)
-    near, source = constraints.instead(meant, allowed, _default(config, key)), config.sources.get(key, "default")
+    told = meaning.of_value(key, str(value))
+    near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):
         near = config.numbers.get(key, spelling(value))
     more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
@@ -123,7 +122,7 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
         f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
-        f"{constraints.say(allowed)}{more}. Type {screen.typed(instead)}."
+        f"{constraints.say(allowed)}{more}.{meaning.hint(told or screen.typed(instead))}"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dtrain import recipe, secrets
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
-from dtrain.compose.check import Vocabulary, judge, shown
+from dtrain.compose.check import Vocabulary, is_moot, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
 from dtrain.config import meaning
@@ -58,6 +58,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
     vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
+    settled = [word for word in settled if not is_moot(word, vocabulary)]
     judged = {
         word.key: [
             *provenance.untold([word]),

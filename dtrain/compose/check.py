@@ -301,6 +301,15 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
         )
 
 
+def is_moot(word: Word, known: Vocabulary) -> bool:
+    """Whether a recipe leaves an argument open that the word chosen for its group does not take."""
+    group, *rest = word.key.split(".")
+    if word.value != "???" or word.place is None or group not in GROUPS or group in LISTS or len(rest) != 1:
+        return False
+    choice = known.choices[group]
+    return not known.free(word.key) and choice in known.options[group] and rest[0] not in known.node(group, choice)
+
+
 def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word) -> str:
     """A hint: the words of the group that have this argument, what it means in other tools, or a similar argument."""
     group, name = word.key.split(".")[0], word.key.removeprefix(f"{path}.").split(".")[0]

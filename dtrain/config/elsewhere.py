@@ -25,7 +25,7 @@ ELSEWHERE = {
     "steps": "max_steps train_steps total_steps iterations iters max_iters num_steps n_steps train_iters max_iter "
         "num_train_steps max_train_steps training_steps total_training_steps max_update max_updates num_iterations "
         "total_iters",
-    "batch": "global_batch_size train_batch_size bs total_batch_size global_train_batch_size batchsize",
+    "batch": "batch_size global_batch_size train_batch_size bs total_batch_size global_train_batch_size batchsize",
     "microbatch": "micro_batch_size micro_batch micro_batch_size_per_gpu per_device_train_batch_size "
         "train_micro_batch_size_per_gpu local_batch_size per_gpu_train_batch_size device_batch_size "
         "device_train_microbatch_size batch_size_per_gpu batch_size_per_device per_device_batch_size",

@@ -112,7 +112,7 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         )
         return f"{who}. Type {typed}."
     told = meaning.of_value(key, str(value))
-    near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
+    near, source = constraints.instead(value, allowed, _default(config, key)), source_of(config, key)
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):
         near = config.numbers.get(key, spelling(value))
     more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
@@ -124,6 +124,13 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
         f"{constraints.say(allowed)}{more}.{meaning.hint(told or screen.typed(instead))}"
     )
+
+
+def source_of(config: Config, key: str) -> str:
+    """Where a value is from: of its key, or of the mapping that it is in."""
+    names = key.split(".")
+    keys = (".".join(names[:count]) for count in range(len(names), 0, -1))
+    return next((config.sources[each] for each in keys if each in config.sources and each not in GROUPS), "default")
 
 
 def _default(config: Config, key: str) -> Any:

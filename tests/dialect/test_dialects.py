@@ -159,7 +159,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "lightning",
             {"trainer": {"max_steps": 3}, "optimizer": {"class_path": "lion.Lion", "init_args": {"lr": 1}}},
-            {"optim", "optim.lr"},
+            {"optim", "optim.lr", "optim.weight_decay"},
         ),
         (
             "lightning",
@@ -170,7 +170,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "torchtitan",
             {"training": {"local_batch_size": 1}, "optimizer": {"name": "Adafactor"}},
-            {"optim", "optim.lr"},
+            {"optim", "optim.lr", "optim.weight_decay"},
         ),
         ("torchtune", {"batch_size": 2, "dtype": "fp16"}, {"precision"}),
         ("torchtune", {"batch_size": 2, "clip_grad_norm": "some"}, {"clip"}),
@@ -332,6 +332,9 @@ def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
     assert "If you trust its package" in read.told("refused")["model.command"]
 
 
+OPTIONS = ("optim.lr=1e-3", "optim.betas=[0.9,0.99]", "optim.weight_decay=0")
+
+
 @pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml", "lightning_fsdp.py"])
 def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> None:
     """The recipe asks for steps, in its header, its command and the refusal."""
@@ -343,7 +346,7 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
         WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
     ) as raised:
         resolve(
-            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", "optim.lr=1e-3"]),
+            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", *OPTIONS]),
             Cluster(gpus=0, cpus=2),
         )
     assert len(raised.value.problems) == 1

@@ -94,8 +94,14 @@ class Vocabulary:
             if name[0] != "_"
         ]
         by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
-        if by_leaf:
-            return f" Type {screen.typed(f'{by_leaf[0]}={cut(value)}')}."
+        fitting = [name for name in by_leaf if constraints.fits(grammar.typed(value), self.allowed(name) or "any")]
+        if fitting or by_leaf:
+            return meaning.hint(meaning.valued((fitting or by_leaf)[0], value))
+        having = [
+            f"{group}={word}" for group in GROUPS for word in self.options[group] if key in self.node(group, word)
+        ]
+        if having and len({word.split("=")[0] for word in having}) == 1:
+            return f" {' or '.join(having[:MOST])} has {having[0].split('=')[0]}.{key}."
         return nearest(key, [*ALLOWED, *HOLDERS, *arguments] if "." in key else [*TOPS, *GROUPS, "recipe"])
 
 
@@ -179,7 +185,9 @@ def no_dashes(text: str, following: str | None) -> str:
     typed = f"{text} {following}" if following else text
     plain = name.replace("-", "_")
     known = plain in sayable() or is_one(plain)
-    told = meaning.of_value(plain, value) if known else meaning.flag(name, value)
+    told = meaning.flag(name, value)
+    if known:
+        told = meaning.of_value(plain, value) or ("" if is_one(plain) else meaning.valued(plain, value))
     if not told:
         near = nearest(plain, sayable()).partition(" Did you mean ")[2].removesuffix("?")
         key = plain if known else next((key for key in sayable() if key.split(".")[-1] == plain), near)

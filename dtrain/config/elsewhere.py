@@ -35,10 +35,10 @@ ELSEWHERE = {
     "optim.weight_decay": "wd decay weightdecay",
     "optim.eps": "adam_epsilon adam_eps epsilon",
     "schedule.warmup": "warmup_steps warmup_ratio warmup_iters lr_warmup_steps lr_warmup_iters num_warmup_steps "
-        "warmup_updates warmup_fraction warmup_proportion lr_warmup_fraction warmup_num_steps",
+        "warmup_updates warmup_fraction warmup_proportion lr_warmup_fraction warmup_num_steps lr_warmup",
     "clip": "max_grad_norm gradient_clip_val gradient_clipping grad_clip clip_grad_norm max_norm clip_norm clip_grad "
-        "clipnorm global_clipnorm grad_norm_clip gradient_clip grad_clip_norm max_gradient_norm",
-    "schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style sched lr_scheduler_name",
+        "clipnorm global_clipnorm grad_norm_clip gradient_clip grad_clip_norm max_gradient_norm grad_norm",
+    "schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style sched lr_scheduler_name lr_decay",
     "devices": "gpus num_gpus ngpus n_gpus gpus_per_node nproc_per_node nproc num_processes num_devices n_devices "
         "ntasks_per_node num_procs ngpus_per_node",
     "optim": "optimizer opt optimizer_name optimizer_type optim_name",
@@ -48,30 +48,31 @@ ELSEWHERE = {
         "checkpoint_folder save_path",
     "sweep.out": "hydra.sweep.dir",
     "log.every": "logging_steps log_every_n_steps log_interval log_freq print_freq log_every steps_per_print "
-        "logging_interval log_steps",
+        "logging_interval log_steps print_every",
     "checkpoint.every": "save_steps save_interval save_every checkpoint_interval checkpointing_steps save_freq "
         "every_n_train_steps save_every_n_steps save_interval_updates ckpt_interval",
-    "checkpoint.keep": "save_total_limit keep_last_n_checkpoints save_num_checkpoints_to_keep checkpoints_total_limit "
-        "max_to_keep num_to_keep total_limit keep_last keep_checkpoints",
+    "checkpoint.keep": "save_total_limit keep_last_n_checkpoints save_num_checkpoints_to_keep "
+        "checkpoints_total_limit max_to_keep num_to_keep total_limit keep_last keep_checkpoints",
     "evaluate.every": "eval_steps eval_interval eval_every val_interval val_check_interval run_val_every_n_steps "
         "eval_freq validation_steps val_every validate_interval valid_interval",
-    "data.holdout": "validation_split val_split val_set_size val_fraction test_split val_ratio",
+    "data.holdout": "validation_split val_split val_set_size val_fraction test_split val_ratio val_size test_size",
     "data.workers": "num_workers dataloader_num_workers",
     "data.sequence": "seq_len seq_length sequence_length max_seq_length max_seq_len block_size context_length "
-        "sequence_len ctx_len n_ctx max_sequence_length",
+        "sequence_len ctx_len n_ctx max_sequence_length max_length",
     "data.path": "train_file data_dir dataset_path data_path train_data train_path data_root train_data_path",
+    "data.column": "text_column text_field dataset_text_field",
     "data.tokenizer": "tokenizer_name tokenizer_path tokenizer_name_or_path",
     "precision": "mixed_precision",
     "model.layers": "num_layers n_layers n_layer num_hidden_layers depth",
-    "model.width": "hidden_size d_model n_embd embed_dim dim",
+    "model.width": "hidden_size d_model n_embd embed_dim dim hidden_dim",
     "model.heads": "num_heads n_heads n_head num_attention_heads nhead",
     "model.vocab": "vocab_size",
     "mesh.tp": "tensor_parallel_size tensor_parallel tp_size tensor_model_parallel_size tensor_parallel_degree "
         "tp_degree",
-    "mesh.pp": "pipeline_parallel_size pipeline_parallel pp_size pipeline_model_parallel_size pipeline_parallel_degree "
-        "pp_degree num_stages pipeline_stages",
-    "mesh.cp": "context_parallel_size context_parallel cp_size context_parallel_degree sequence_parallel_size sp_size "
-        "sequence_parallel_degree",
+    "mesh.pp": "pipeline_parallel_size pipeline_parallel pp_size pipeline_model_parallel_size "
+        "pipeline_parallel_degree pp_degree num_stages pipeline_stages",
+    "mesh.cp": "context_parallel_size context_parallel cp_size context_parallel_degree sequence_parallel_size "
+        "sp_size sequence_parallel_degree",
     "mesh.ep": "expert_parallel_size expert_parallel ep_size expert_model_parallel_size expert_parallel_degree",
     "mesh.dp_shard": "data_parallel_shard_degree dp_shard_size fsdp_size",
     "mesh.dp_replicate": "data_parallel_replicate_degree dp_replicate_size",
@@ -97,7 +98,8 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         for key in ("evaluate.every", "checkpoint.every")
     },
     "resume": {"true yes 1": "auto", "false no 0": "never", "force required": "must", "/": RESUMED},
-    "clip": {"0 0.0": "null"},
+    "clip": {"0 0.0": "null"}, "ema": {"true": "0.999", "false": "null"},
+    "checkpoint": {"last latest best newest": RESUMED, "/": RESUMED},
     "strategy": {
         "deepspeed zero": f"{STAGES} Type one of them.",
         "deepspeed_stage_1 zero_1 zero_stage_1 distributed_optimizer": "zero1",
@@ -108,11 +110,9 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "deepspeed_stage_3_offload_nvme": "There is no offload to disk. Type strategy=zero3 strategy.offload=cpu.",
         "dp horovod bagua ddp_spawn ddp_fork ddp_notebook ddp_static_graph ddp_find_unused_parameters_true "
             "ddp_find_unused_parameters_false ddp_find_unused_parameters_false_spawn data_parallel distributed "
-            "no_shard "
-            "mirrored mirroredstrategy multi_gpu distributeddataparallel": "ddp",
+            "no_shard mirrored mirroredstrategy multi_gpu distributeddataparallel": "ddp",
         "fsdp_native fsdp1 fsdp2 full_shard fully_sharded ddp_fully_sharded fully_shard fairscale "
-            "sharded_data_parallel "
-            "fsdp_cpu_offload fsdp_native_full_shard_offload": "fsdp",
+            "sharded_data_parallel fsdp_cpu_offload fsdp_native_full_shard_offload": "fsdp",
         "shard_grad_op": "strategy=fsdp strategy.reshard=never", "hybrid_shard": "hsdp",
         "single_device none no null": "single", "pp gpipe pipe": "pipeline",
         "tp tensor_parallel model_parallel megatron megatron_lm": "Tensor parallelism is an axis of the mesh. Type "
@@ -143,14 +143,13 @@ VALUES: Mapping[str, Mapping[str, str]] = {
             "dtrain keeps the optimizer state in the type of the weights. Type optim=adamw, and strategy=fsdp or "
                 "precision=bf16_true to save memory.",
         "sgd_nesterov momentum": "sgd", "lion lamb lars rmsprop adagrad adadelta nadam radam adamax lbfgs sophia "
-            "shampoo adan galore_adamw "
-            "ademamix lomo schedule_free_adamw soap prodigy adabelief apollo_adamw rprop asgd": OWN_OPTIM,
+            "shampoo adan galore_adamw ademamix lomo schedule_free_adamw soap prodigy adabelief apollo_adamw rprop "
+            "asgd": OWN_OPTIM,
     },
     "schedule": {
-        "linear": LINEAR, "polynomial inverse_sqrt step steplr multistep multisteplr exponential exponentiallr plateau "
-            "reducelronplateau onecycle onecyclelr one_cycle cosine_with_restarts cosineannealingwarmrestarts cyclic "
-            "cycliclr "
-            "reduce_lr_on_plateau lambda": OWN_SCHEDULE,
+        "linear": LINEAR, "polynomial inverse_sqrt step steplr multistep multisteplr exponential exponentiallr "
+            "plateau reducelronplateau onecycle onecyclelr one_cycle cosine_with_restarts "
+            "cosineannealingwarmrestarts cyclic cycliclr reduce_lr_on_plateau lambda": OWN_SCHEDULE,
         "cosineannealinglr cosine_annealing cosine_with_warmup cosine_warmup cosineannealing cosine_decay "
             "cosine_with_min_lr": "cosine",
         "constant_with_warmup warmuplr": "constant", "none no null false": "schedule=constant schedule.warmup=0",
@@ -158,12 +157,10 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     },
     "model": {
         "bert roberta distilbert albert deberta electra gpt2 gpt-2 gptj gpt_neox llama llama2 llama3 mistral mixtral "
-            "qwen qwen2 qwen3 gemma "
-            "phi opt bloom falcon t5 bart vit clip whisper deit": OWN_MODEL,
+            "qwen qwen2 qwen3 gemma phi opt bloom falcon t5 bart vit clip whisper deit": OWN_MODEL,
         "resnet resnet18 resnet34 resnet50 resnet101 resnet152 vgg16 alexnet mobilenet densenet efficientnet unet "
-            "convnext timm "
-            "inception": "Type model=cnn, a small network for images; a class of your own is model._target_=<it> "
-            "trust=[<its package>].",
+            "convnext timm inception": "Type model=cnn, a small network for images; a class of your own is "
+            "model._target_=<it> trust=[<its package>].",
         "transformer lm nanogpt": "gpt", "linear simple_dense_net dense": "mlp", "convnet simple_cnn": "cnn",
     },
     "data": {
@@ -178,9 +175,8 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "random fake dummy": "synthetic", "wds": "webdataset",
     },
     "logger": {"wandb weightsandbiases mlflow csv comet neptune aim clearml trackio dvclive swanlab csvlogger "
-        "wandblogger mlflowlogger many_loggers all "
-               "json jsonl rich": LOGGERS, "tensorboardlogger tb": "logger=[tensorboard]", "tqdm "
-               "progress": "logger=[console]"},
+        "wandblogger mlflowlogger many_loggers all json jsonl rich": LOGGERS, "tensorboardlogger "
+        "tb": "logger=[tensorboard]", "tqdm progress": "logger=[console]"},
     "objective": {"cross_entropy crossentropy ce nll bce": "classification", "mse mae l1 huber": "regression",
                   "sft causal_lm clm lm language_modeling": "next_token", "mlm masked_lm": "masked", "kd "
                       "distillation": "distill"},

@@ -13,6 +13,8 @@ from dtrain.config.schema import ALLOWED, GROUPS, LISTS
 from dtrain.config.word import cut
 from dtrain.secrets import screen
 
+KINDS = (["name"], ["type"])
+"""What other tools call the choice of a group in its section, as in optimizer.name=adam."""
 PLACE = "/"
 """In the table: every value that is a path."""
 WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
@@ -23,14 +25,19 @@ FILLED = re.compile(r"[\w.=\[]*\{\}\]?")
 def meant(name: str, value: str = "") -> str:
     """What a word of another tool means: the words to type, or a sentence; empty if that is not known."""
     parts = name.lower().replace("-", "_").replace("/", ".").split(".")
+    group = OURS.get(parts[0], parts[0])
+    if group in GROUPS and parts[1:] in KINDS:
+        return of_value(group, value) or valued(group, value)
     for suffix in (".".join(parts[at:]) for at in range(len(parts))):
         if suffix in SAID:
             said = SAID[suffix]
             return _filled(said if isinstance(said, str) else said.get(value.lower(), said.get(OTHER, "")), value)
         if suffix in OURS:
-            return of_value(OURS[suffix], value) or _valued(OURS[suffix], value)
-    below = f"{OURS.get(parts[0], parts[0])}.{'.'.join(parts[1:])}"
-    return _valued(below, value) if parts[0] in OURS and _allowed(below) is not None else ""
+            return of_value(OURS[suffix], value) or valued(OURS[suffix], value)
+        if suffix != name and parts[0] not in GROUPS and (suffix in GROUPS or suffix in ALLOWED):
+            return of_value(suffix, value) or valued(suffix, value)
+    below = f"{group}.{'.'.join(parts[1:])}"
+    return valued(below, value) if parts[0] in OURS and _allowed(below) is not None else ""
 
 
 def of_value(key: str, value: str) -> str:
@@ -57,10 +64,11 @@ def is_sentence(text: str) -> bool:
 
 def _filled(text: str, value: str) -> str:
     shown = cut(value) or "<value>"
+    text = text.replace("[{}]", "{}") if shown.startswith("[") else text
     return FILLED.sub(lambda match: screen.typed(match[0].replace("{}", shown)), text)
 
 
-def _valued(key: str, value: str) -> str:
+def valued(key: str, value: str) -> str:
     """`key=value`, or `key=<what is allowed>` where that is not allowed."""
     allowed = _allowed(key)
     if value and (allowed is None or constraints.fits(_read(value), allowed)):

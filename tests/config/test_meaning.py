@@ -169,17 +169,31 @@ test -> dtrain evaluate
 --strategy ddp -> strategy=ddp
 --strategy deepspeed_stage_3 -> strategy=zero3
 verbose=true -> log.every=1
+trainer.precision=16-mixed -> precision=fp16
+trainer.strategy=ddp -> strategy=ddp
+optim.name=adam -> optim=adamw
+scheduler.name=cosine -> schedule=cosine
+scheduler.warmup=10 -> schedule.warmup=10
+metrics=[accuracy] -> evaluate.metrics=[accuracy]
+cuda=true -> Leave it out
+momentum=0.9 -> has optim.momentum
+mode=min -> Leave it out
+checkpoint=last -> {AGAIN}
+ema=true -> ema=0.999
+peft.r=8 -> adapter=lora adapter.rank=8
+--resume -> resume=<auto, never, must>
+--module train -> dtrain <words>
 """.strip().splitlines()
 """What is typed -> what the answer has."""
 FILLED = {
     "<steps without the warm-up>": "900", "<epochs x 10>": "30", "<samples / batch>": "30", "<1e-5 / optim.lr>": "0.1", "<another word>": "1e-3",
     "<an integer >= 0, in steps>": "30", "<host>,<host>": "a,b", "<host>:<port>": "host:29500", "<folder of class folders>": "{folder}/images",
     "<its name at Hugging Face, or its folder>": "{folder}/bert", "<its folder after save_to_disk>": "{folder}/rows", "<column>": "label", "<weights>": "{folder}/w.safetensors",
-    "<its file or name>": "digits", "<its folder>": "{folder}/run", "<beta1>": "0.9",
+    "<its file or name>": "digits", "<its folder>": "{folder}/run", "<beta1>": "0.9", "<auto, never, must>": "auto",
 }  # fmt: skip
 BESIDE = {
     "epochs": "data=synthetic", "recipe": "recipe=digits", "data.workers": "data.path={folder}/images", "launcher": "nodes=2", "objective": "model=mlp data=synthetic",
-    "mesh.tp": "devices=2", "accumulate": "batch=32", "microbatch": "batch=32", "model": "data=synthetic", "sweep.out": "-m",
+    "mesh.tp": "devices=2", "accumulate": "batch=32", "adapter": "init={folder}/run", "evaluate.metrics": "model=mlp data=synthetic objective=classification", "microbatch": "batch=32", "model": "data=synthetic", "sweep.out": "-m",
 }  # fmt: skip
 """What else such a run has, or has in place of a file that is not there."""
 
@@ -240,7 +254,9 @@ NOT_OF_A_RUN = {"to", "python", "trust", "hydra.searchpath", "model.config", "CU
 def test_every_word_of_the_table_is_one_of_ours() -> None:
     texts = [text for said in SAID.values() for text in (said.values() if isinstance(said, dict) else [said])]
     texts += [
-        f"{key}={text}" if re.fullmatch(r"\w+", text) else text for key, each in MEANT.items() for text in each.values()
+        f"{key}={text}" if re.fullmatch(r"[\w.]*\w", text) else text
+        for key, each in MEANT.items()
+        for text in each.values()
     ]
     known = {
         *sayable(),

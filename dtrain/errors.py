@@ -135,7 +135,7 @@ def _is_alike(word: str, name: str) -> bool:
 
 def _edits(one: str, other: str) -> int:
     """How many letters to add, drop, replace or swap with the next one make one text the other."""
-    rows = [[*range(len(other) + 1)]]
+    rows: list[list[int]] = [[*range(len(other) + 1)]]
     for at, letter in enumerate(one, 1):
         row = [at]
         for there, theirs in enumerate(other, 1):

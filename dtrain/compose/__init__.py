@@ -17,7 +17,7 @@ from dtrain.compose.check import Vocabulary, is_moot, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
 from dtrain.config import meaning
-from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
+from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
 from dtrain.recipe import policy
@@ -212,7 +212,9 @@ def _settle(words: list[Word]) -> list[Word]:
     for word in words:
         group = word.key.removesuffix("._target_")
         replaces = not word.sweep and (word.key in GROUPS or word.key.endswith("._target_"))
-        again = any(old.key == word.key and old.value == word.value for old in final)
+        chosen = [old for old in final if old.key in (group, f"{group}._target_")]
+        again = any(old.key == word.key and old.value == word.value for old in chosen)
+        again = again or (not chosen and word.value == WORDS.get(word.key))
         lost = [
             old
             for old in final

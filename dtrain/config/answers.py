@@ -1,4 +1,4 @@
-"""What is typed here in place of words of other tools that have another meaning or form than ours: a part of the table
+"""The answers to words of other tools that have another meaning or form than ours: a part of the table
 of dtrain/config/elsewhere.py, which says how its texts are read.
 """
 
@@ -110,7 +110,8 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
         OTHER: "Type objective=classification, regression, next_token, masked, dpo or distill; one of your own is "
             "objective._target_=<its class> trust=[<its package>].",
     },
-    "label_smoothing_factor label_smoothing": "Labels of classes are not smoothed. Leave it out, or type "
+    "label_smoothing_factor label_smoothing": "Labels of classes are not smoothed; those of pairs are by "
+        "objective=dpo objective.label_smoothing={}. Leave it out, or type "
         "objective._target_=<your loss> trust=[<its package>].",
     # evaluation, checkpoints, stopping
     "check_val_every_n_epoch validation_freq evals_per_epoch": "evaluate.every counts steps. Type "

@@ -1,6 +1,4 @@
-"""What a word of another tool means here, by the table of dtrain/config/elsewhere.py: for the command line, and for
-`dtrain import`.
-"""
+"""Words of other tools in those of dtrain, for the command line and `dtrain import`: reads config/elsewhere.py."""
 
 import re
 from typing import Any
@@ -14,7 +12,7 @@ from dtrain.config.word import cut
 from dtrain.secrets import screen
 
 KINDS = (["name"], ["type"])
-"""What other tools call the choice of a group in its section, as in optimizer.name=adam."""
+"""Names of the choice of a group in its section in other tools, as in optimizer.name=adam."""
 PLACE = "/"
 """In the table: every value that is a path."""
 WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
@@ -23,7 +21,7 @@ FILLED = re.compile(r"[\w.=\[]*\{\}\]?")
 
 
 def meant(name: str, value: str = "") -> str:
-    """What a word of another tool means: the words to type, or a sentence; empty if that is not known."""
+    """The meaning of a word of another tool: the words to type, or a sentence; empty if that is not known."""
     parts = name.lower().replace("-", "_").replace("/", ".").split(".")
     group = OURS.get(parts[0], parts[0])
     if group in GROUPS and parts[1:] in KINDS:
@@ -41,14 +39,14 @@ def meant(name: str, value: str = "") -> str:
 
 
 def of_value(key: str, value: str) -> str:
-    """What a value of another tool means, as words or a sentence; empty if that is not known."""
+    """The meaning of a value of another tool, as words or a sentence; empty if that is not known."""
     known = MEANT.get(key, {})
     text = known.get(value.lower(), known.get(PLACE, "") if PLACE in value or value.endswith(WEIGHTS) else "")
     return _filled(text if not text or "=" in text or is_sentence(text) else f"{key}={text}", value)
 
 
 def flag(text: str, value: str) -> str:
-    """What an option with dashes means, as words or a sentence; empty if that is not known."""
+    """The meaning of an option with dashes, as words or a sentence; empty if that is not known."""
     name = text.lstrip("-")
     return _filled(FLAGS[name], value) if name in FLAGS else meant(name, value)
 

@@ -1,5 +1,5 @@
-"""What TRL adds to Hugging Face's arguments: its precision, and adapters of peft, by LoraConfig or by the names of a
-file for `trl sft` and `trl dpo`.
+"""Translation of what TRL adds to Hugging Face's arguments: its precision, and adapters of peft, by LoraConfig or by
+the names of a file for `trl sft` and `trl dpo`.
 """
 
 from collections.abc import Mapping

@@ -159,7 +159,7 @@ TUNED = {"optim", "schedule", "clip"}
 
 
 def _further(out: str, there: Any, here: Any, other: Collection[str]) -> str:
-    """What to type with another `out` to begin from the run there, or to go on from its step where that is possible."""
+    """The words to type with another `out`, to begin with the weights there or to go on from its step if possible."""
     weights = f"or with {screen.typed(f'init={out}')} to start from its weights"
     alike = (there.get("optim") or {}).get("_target_") == here["optim"].get("_target_")
     if not TUNED.issuperset(other) or not alike:

@@ -9,6 +9,10 @@ from imported import Imported, imported
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
+from dtrain.config.answers import SAID
+from dtrain.config.elsewhere import OURS
+from dtrain.config.meaning import meant
+from dtrain.dialect import accelerate, axolotl, deepspeed, lightning, torchtune, transformers, translate
 from dtrain.errors import WordsError
 from dtrain.resolve import resolve
 
@@ -129,3 +133,24 @@ def test_the_best_checkpoint_is_that_of_the_metric(metric: str | None, figure: s
     assert f"checkpoint.best={figure}" in told["TrainingArguments.load_best_model_at_end"]
     axolotl = read(tmp_path, {**AXOLOTL, "load_best_model_at_end": True, "metric_for_best_model": metric})
     assert f"checkpoint.best={figure}" in axolotl.told("refused")["load_best_model_at_end"]
+
+
+TABLES = {
+    "accelerate": accelerate.RULES, "axolotl": axolotl.RULES, "deepspeed": deepspeed.RULES, "lightning": lightning.TRAINER, "torchtune": torchtune.RULES,
+    "transformers": transformers.RULES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TABLES)
+def test_a_name_means_the_same_in_a_file_and_on_the_command_line(tool: str) -> None:
+    wrong, compared = [], 0
+    for name in sorted({*SAID, *OURS} & {*TABLES[tool]} - {"resume_from_checkpoint"}):
+        for value in (4, True, "none", "cosine"):
+            (entry, *_) = translate(
+                {"trainer": {name: value}} if tool == "lightning" else {name: value}, tool, "file"
+            ).entries
+            if entry.kind == "carried":
+                told = meant(name, str(value).lower())
+                wrong += [(entry, told)] * (not any(f"{word}=" in told for word in entry.words))
+                compared += 1
+    assert wrong == [] and compared > 1

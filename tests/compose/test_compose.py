@@ -74,6 +74,10 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("data=tokens", "Type data.path=<text>."),
         ("model=[gpt]", "model takes one word."),
         ("recipe=nothing-like-it", "Or give a path or URL."),
+        (
+            "out=${oc.env:NOT_SET_HERE}",
+            "the environment variable NOT_SET_HERE is not set. Type export NOT_SET_HERE=<value>",
+        ),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:

@@ -138,6 +138,20 @@ def test_a_near_name_is_one_that_is_there(dialect: str, tree: dict[str, Any], ne
     assert near in entry.why
 
 
+def test_an_unknown_key_is_no_near_name_of_another() -> None:
+    told = [
+        entry.why
+        for entry in translate({"base_model": "x", "my_knob": 1, "my_knobs": 2}, "axolotl", "file").entries[1:]
+    ]
+    assert not any("Did you mean my_knob" in why for why in told)
+    (why,) = [
+        entry.why
+        for entry in translate({"base_model": "x", "n_embd": 64}, "axolotl", "file").entries
+        if entry.key == "n_embd"
+    ]
+    assert "Type model.width=64." in why
+
+
 ADVICE = re.compile(r"(?<![\w.<{/%$\[-])([a-z_]+(?:\.[a-z_]+)*)=(?=[^\s=])")
 OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrained_model_name_or_path", "split"}
 """Not words of a run, or arguments of a model of transformers, or of datasets."""

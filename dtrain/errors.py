@@ -14,6 +14,7 @@ which a job executes: it would fail again.
 """
 
 import errno
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -119,13 +120,40 @@ def an(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+MOST_EDITS = 2
+"""Letters that a misspelt word differs in."""
+
+
+def _is_alike(word: str, name: str) -> bool:
+    """Whether two names differ by a slip, or have a part of several letters in common."""
+    section = f"{word.rpartition('.')[0]}."
+    if name.startswith(section):
+        word, name = word.removeprefix(section), name.removeprefix(section)
+    parts = {part for part in re.split(r"[^a-z]+", word) if len(part) > 2} & {*re.split(r"[^a-z]+", name)}
+    return bool(parts) or _edits(word, name) <= MOST_EDITS
+
+
+def _edits(one: str, other: str) -> int:
+    """How many letters to add, drop, replace or swap with the next one make one text the other."""
+    rows: list[list[int]] = [[*range(len(other) + 1)]]
+    for at, letter in enumerate(one, 1):
+        row = [at]
+        for there, theirs in enumerate(other, 1):
+            edits = min(rows[-1][there] + 1, row[-1] + 1, rows[-1][there - 1] + (letter != theirs))
+            if at > 1 and there > 1 and letter == other[there - 2] and theirs == one[at - 2]:
+                edits = min(edits, rows[-2][there - 2] + 1)
+            row.append(edits)
+        rows.append(row)
+    return rows[-1][-1]
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint such as ` Did you mean strategy=fsdp?`, or allowed words if none is similar; of very many the first."""
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
-    near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
-    if near:
-        return f" Did you mean {plain[near[0]]}?"
+    near = get_close_matches(word.lower(), plain, n=5, cutoff=0.6)
+    if meant := next((name for name in near if _is_alike(word.lower(), name)), ""):
+        return f" Did you mean {plain[meant]}?"
     every = ", ".join(names)
     if len(every) < MOST_NAMED:
         return f" Allowed: {every}."

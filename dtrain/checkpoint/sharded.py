@@ -32,6 +32,7 @@ from dtrain.config.environment import LEASE, MEMORY
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
+from dtrain.secrets import screen
 from dtrain.storage import attempts, store
 from dtrain.weights import place
 
@@ -262,7 +263,7 @@ class Sharded:
         """Like `load_weights`, the whole state. Raises WordsError if it was trained on other data or with another
         seed.
         """
-        hint = f"Type the model and optim of that run, or init={source} to take its weights alone"
+        hint = f"Type the model and optim of that run, or {screen.typed(f'init={source}')} to take its weights alone"
         restore = Restore(self._mesh, hint)
         commit = self._load_from(source, restore, restore.load, state)
         state.first = state.step

@@ -13,10 +13,11 @@ from dataclasses import replace
 from dtrain import recipe, secrets
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
-from dtrain.compose.check import Vocabulary, judge, shown
+from dtrain.compose.check import Vocabulary, is_moot, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
-from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
+from dtrain.config import meaning
+from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
 from dtrain.recipe import policy
@@ -43,7 +44,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     asked, problems = [*local.words, *asked], [*local.problems, *problems]
     problems += [
         f"{shown(word)}: of Hydra's own words, only hydra.searchpath is allowed; with -m also hydra/launcher and "
-        "hydra/sweeper."
+        f"hydra/sweeper.{meaning.hint(meaning.meant(word.key, word.text))}"
         for word in asked
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]
@@ -57,6 +58,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
     vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
+    settled = [word for word in settled if not is_moot(word, vocabulary)]
     judged = {
         word.key: [
             *provenance.untold([word]),
@@ -220,7 +222,9 @@ def _settle(words: list[Word]) -> list[Word]:
     for word in words:
         group = word.key.removesuffix("._target_")
         replaces = not word.sweep and (word.key in GROUPS or word.key.endswith("._target_"))
-        again = any(old.key == word.key and old.value == word.value for old in final)
+        chosen = [old for old in final if old.key in (group, f"{group}._target_")]
+        again = any(old.key == word.key and old.value == word.value for old in chosen)
+        again = again or (not chosen and word.value == WORDS.get(word.key))
         lost = [
             old
             for old in final

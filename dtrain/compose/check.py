@@ -12,8 +12,8 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.compose import here
-from dtrain.config import constraints, files, grammar
-from dtrain.config.elsewhere import LACKING, OURS
+from dtrain.config import constraints, files, grammar, meaning
+from dtrain.config.elsewhere import VERBS as VERBS_ELSEWHERE
 from dtrain.config.facts import SHARED, allowed_of
 from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, NAMED
 from dtrain.config.verbs import VERBS
@@ -30,8 +30,6 @@ HOLDERS = {
 }
 """mesh, pipeline, ...: words that only hold other words."""
 TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
-FLAGS = {"cn": "recipe", "cp": "hydra.searchpath", "cd": "hydra.searchpath", "b": "batch", "lr": "optim.lr", "o": "out"}
-"""Options of one dash."""
 CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 OPEN = ("part", "mapping", "any")
 """Types of values that are given whole, with names chosen by the user."""
@@ -82,13 +80,12 @@ class Vocabulary:
         part = self.node(group, word)
         return allowed_of(part, rest[0]) if len(rest) == 1 and rest[0] in part else None
 
-    def near(self, key: str) -> str:
+    def near(self, key: str, value: str) -> str:
         """A hint for a key that does not exist: by its name in other tools, then by the name of an argument, then by
         similarity.
         """
-        ours = OURS.get(key.split(".")[-1].lower().replace("-", "_"))
-        if ours:
-            return f" Did you mean {ours}?"
+        if told := meaning.meant(key, value):
+            return meaning.hint(told)
         arguments = [
             f"{group}.{name}"
             for group in GROUPS
@@ -97,8 +94,14 @@ class Vocabulary:
             if name[0] != "_"
         ]
         by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
-        if by_leaf:
-            return f" Did you mean {by_leaf[0]}?"
+        fitting = [name for name in by_leaf if constraints.fits(grammar.typed(value), self.allowed(name) or "any")]
+        if fitting or by_leaf:
+            return meaning.hint(meaning.valued((fitting or by_leaf)[0], value))
+        having = [
+            f"{group}={word}" for group in GROUPS for word in self.options[group] if key in self.node(group, word)
+        ]
+        if having and len({word.split("=")[0] for word in having}) == 1:
+            return f" {' or '.join(having[:MOST])} has {having[0].split('=')[0]}.{key}."
         return nearest(key, [*ALLOWED, *HOLDERS, *arguments] if "." in key else [*TOPS, *GROUPS, "recipe"])
 
 
@@ -111,7 +114,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     if top not in GROUPS and secrets.redact_arg(str(word)) != str(word):
         yield f"{label}: {secrets.REFUSED}"
     elif top not in TOPS and top not in GROUPS:
-        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key)}"
+        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key, word.text)}"
     elif word.sweep and top in LISTS and word.key == top:
         listed = cut(",".join(map(str, _several(word))))
         yield f"{label}: several of these need a list. Type {screen.typed(f'{word.key}=[{listed}]')}."
@@ -126,7 +129,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
             f"{label}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
         )
     elif word.key not in ALLOWED and not word.key.startswith(tuple(f"{key}." for key in HOLD_DATA)):
-        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key)}"
+        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key, word.text)}"
 
 
 def _one(word: Word, allowed: Any) -> str:
@@ -178,15 +181,20 @@ def sayable() -> tuple[str, ...]:
 def no_dashes(text: str, following: str | None) -> str:
     """The word to type for `--flag`, `--flag=value` or `--flag value`."""
     name, _, value = text.lstrip("-").partition("=")
-    name, value = name.replace("-", "_"), value or following or "<value>"
+    value = value or following or ""
     typed = f"{text} {following}" if following else text
-    by_leaf = [key for key in sayable() if key.split(".")[-1] == name]
-    near = nearest(name, sayable()).partition(" Did you mean ")[2].removesuffix("?")
-    ours = OURS.get(name.lower()) or (FLAGS.get(name) if not text.startswith("--") else None)
-    key = name if name in sayable() or is_one(name) else ours or (by_leaf[0] if by_leaf else near)
-    value = f"[{value}]" if key == "hydra.searchpath" else value
-    hint = f"Type {screen.typed(f'{key}={cut(value)}')}." if key else "dtrain --help lists them all, as key=value."
-    return f"{cut(typed)} ({typed_at()}): words have no dashes. {hint}"
+    plain = name.replace("-", "_")
+    known = plain in sayable() or is_one(plain)
+    told = meaning.flag(name, value)
+    if known:
+        told = meaning.of_value(plain, value) or ("" if is_one(plain) else meaning.valued(plain, value))
+    if not told:
+        near = nearest(plain, sayable()).partition(" Did you mean ")[2].removesuffix("?")
+        key = plain if known else next((key for key in sayable() if key.split(".")[-1] == plain), near)
+        told = (
+            screen.typed(f"{key}={cut(value) or '<value>'}") if key else "dtrain --help lists them all, as key=value."
+        )
+    return f"{cut(typed)} ({typed_at()}): words have no dashes.{meaning.hint(told)}"
 
 
 def no_word(text: str) -> str:
@@ -195,6 +203,8 @@ def no_word(text: str) -> str:
         return f"'' ({typed_at()}): an empty word. Leave it out."
     if text in VERBS:
         return f"{text} ({typed_at()}): a verb comes before all words. Type dtrain {text}, then key=value."
+    if text in VERBS_ELSEWHERE:
+        return f"{text} ({typed_at()}): there is no verb {text}. Type dtrain {VERBS_ELSEWHERE[text]}, then key=value."
     groups = [group for group in GROUPS if text in files.groups()[group]]
     separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
     if groups:
@@ -225,7 +235,7 @@ def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
         for name in word.value if isinstance(word.value, list) else [word.value]:
             if name in known.options[word.key] or f"{word.key}.{name}" in known.targets:
                 continue
-            if refused := known.refused.get((word.key, str(name))) or LACKING.get((word.key, str(name))):
+            if refused := known.refused.get((word.key, str(name))):
                 yield f"{label}: {refused}"
             else:
                 yield (
@@ -242,6 +252,8 @@ def _other(word: Word, name: Any, known: Vocabulary) -> str:
         return f" Its file is in {folder}. Type {screen.typed(f'hydra.searchpath=[{folder}]')} too."
     if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
+    if told := meaning.of_value(group, str(name)):
+        return meaning.hint(told)
     if CLASS.fullmatch(str(name)):
         return f" A class or function of your own is typed {group}{'.mine' * (group in LISTS)}._target_={name}."
     own = (
@@ -285,7 +297,7 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
     elif rest[0] == "_target_" or (len(rest) == 1 and rest[0] in SHARED.get(group, ())):
         return  # replacing the target of a word is intended
     elif rest[0] not in names:
-        yield f"{label}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
+        yield f"{label}: {group}={choice} has no {cut(rest[0])}.{_instead(known, names, path, word)}"
     elif (
         len(rest) > 1
         and not isinstance(part[rest[0]], dict)
@@ -297,13 +309,23 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
         )
 
 
-def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:
-    """A hint: a similar argument, or the words of the group that have this argument."""
-    near = (
-        nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments])
-        if arguments
-        else " It takes nothing."
-    )
+def is_moot(word: Word, known: Vocabulary) -> bool:
+    """Whether a recipe leaves an argument open that the word chosen for its group does not take."""
+    group, *rest = word.key.split(".")
+    if word.value != "???" or word.place is None or group not in GROUPS or group in LISTS or len(rest) != 1:
+        return False
+    choice = known.choices[group]
+    return not known.free(word.key) and choice in known.options[group] and rest[0] not in known.node(group, choice)
+
+
+def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word) -> str:
+    """A hint: the words of the group that have this argument, what it means in other tools, or a similar argument."""
+    group, name = word.key.split(".")[0], word.key.removeprefix(f"{path}.").split(".")[0]
+    near = " It takes nothing."
+    if told := meaning.meant(word.key, word.text):
+        near = meaning.hint(told)
+    elif arguments:
+        near = nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments])
     others = [other for other in known.options[group] if name in known.node(group, other)]
     if not others or group in LISTS or name[0] == "_":
         return near

@@ -200,8 +200,7 @@ def resolved(
             ):
                 value = str(value)
         except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
-            reason = "it refers to itself" if "Recursive" in str(error) else first_line(error).rstrip(".")
-            problems.append(f"{word} ({word.source}): {reason}.")
+            problems.append(f"{word} ({word.source}): {_unresolved(error)}.")
             value = UNKNOWN
         _put(tree, word.key, value)
     return problems
@@ -228,6 +227,22 @@ def _at(tree: Any, key: str) -> Any:
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
+
+
+UNSET = re.compile(r"Environment variable '(.*?)' not found")
+NO_KEY = re.compile(r"Interpolation key '(.*?)' not found")
+
+
+def _unresolved(error: Exception) -> str:
+    """Why a reference has no value, and what to type."""
+    unset = UNSET.search(str(error))
+    if unset:
+        name = unset[1]
+        typed_first = f"Type export {name}=<value> first, or ${{oc.env:{name},<value>}}"
+        return f"the environment variable {name} is not set. {typed_first}"
+    if no_key := NO_KEY.search(str(error)):
+        return f"there is no key {no_key[1]} to refer to. Type ${{<a key of the run>}}, or the value itself"
+    return "it refers to itself" if "Recursive" in str(error) else first_line(error).rstrip(".")
 
 
 def broken(value: Any) -> str:

@@ -112,12 +112,9 @@ def complete(ledger: Ledger) -> None:
     ranks = _ranks(words.get("nodes", 1)) * words.get("devices", 1)
     sizes = {word for word in ("batch", "microbatch") if word in words or ledger.asks(word)}
     if ("accumulate" in words or ledger.asks("accumulate")) and not sizes:
-        ledger.imply({"microbatch": 1}, "not in this file: type microbatch=<samples per forward>")
-        ledger.command.setdefault("microbatch", "<samples per forward on one rank>")
+        ledger.ask("microbatch", "samples per forward on one rank")
     elif ranks > 1 and not sizes:
-        samples = ranks // (degree["pp"] * degree["cp"] * degree["tp"]) * (2 * degree["pp"] if degree["pp"] > 1 else 1)
-        ledger.imply({"batch": samples}, "not in this file: type batch=<samples per step>")
-        ledger.command.setdefault("batch", "<samples per step>")
+        ledger.ask("batch", "samples per step")
     _leave_open(ledger)
 
 
@@ -159,6 +156,7 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
         ledger.refuse(
             key, f"a remote file may only name files beside it. Type dtrain import {screen.typed(str(file))}."
         )
+        _ask_for_its_words(ledger)
         return
     beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
     places = [beside, file] if local else [beside]
@@ -172,3 +170,10 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
         ledger.skip(key, "its keys are listed separately")
         return
     ledger.refuse(key, f"{file} cannot be read. Type dtrain import <its path or URL> to import it too.")
+    _ask_for_its_words(ledger)
+
+
+def _ask_for_its_words(ledger: Ledger) -> None:
+    """Ask for what a file of DeepSpeed decides."""
+    for word in ("strategy", "clip", "precision"):
+        ledger.ask(word)

@@ -22,7 +22,7 @@ MARKS = names(
     "main_training_function rdzv_backend same_network use_cpu downcast_bf16 dynamo_config megatron_lm_config "
     "deepspeed_config parallelism_config mixed_precision tpu_use_cluster"
 )
-SILENT = ("model", "data", "objective", "optim", "schedule", "steps", "batch")
+SILENT = ("model", "data", "objective", "optim", "schedule", "steps", "batch", "clip")
 TYPES: Mapping[str, Mapping[str, str]] = {
     "no": {"strategy": "single"},
     "multi_gpu": {"strategy": "ddp"},
@@ -179,7 +179,7 @@ def _deepspeed(ledger: Ledger) -> None:
         ledger.settle(stage, key)
     if not file:
         ledger.imply({"strategy": "zero2"}, "default of Accelerate's DeepSpeed")
-        ledger.imply({"clip": None}, "DeepSpeed does not clip by default")
+        ledger.imply({"clip": 1.0}, "Accelerate fills it in")
     offload = says({"strategy.offload": "cpu"}, "offloads the weights and the optimizer state")
     if ledger.get(key) == 0:
         offload = refused("stage 0 shards nothing. Type strategy=zero2 strategy.offload=cpu.")

@@ -293,9 +293,7 @@ KEYS: Mapping[str, Any] = {
     "eval_strategy": counted_by("evaluate.every", "the last step is always evaluated"),
     "save_strategy": counted_by("checkpoint.every", "the last step is always saved"),
     "save_first_step": lacking("checkpoint.every determines the first save. Leave it out."),
-    "load_best_model_at_end": lacking(
-        "type checkpoint.best=eval_loss: the best checkpoint is kept and named <out>/best."
-    ),
+    "load_best_model_at_end": terms.best,
     "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
     "early_stopping_patience": lacking("type stop.metric=eval_loss stop.patience=<number>, and data.holdout=<part>."),
     "loss_watchdog_threshold loss_watchdog_patience": lacking("type on_spike=stop to stop at a NaN loss or a jump."),

@@ -7,13 +7,14 @@ from dtrain.dialect.rules import refused, says, to, unneeded
 from dtrain.dialect.terms import BEHIND, decaying, unknown_optimizer
 
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
+BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 SCHEDULES = ("cosine", "linear", "constant", "constant_with_warmup")
 
 
 def optimizer_section(ledger: Ledger) -> None:
     name, trainer = str(ledger.get("optimizer", "adamw_torch_fused")), "default of transformers' Trainer"
     if name in ADAMW:
-        betas = [ledger.get("adam_beta1", 0.9), ledger.get("adam_beta2", 0.999)]
+        betas = given_of(ledger)["betas"]
         ledger.settle(says({"optim": "adamw"}), "optimizer")
         ledger.settle(says({"optim.betas": betas}), "adam_beta1", "adam_beta2")
         ledger.settle(to("optim.eps"), "adam_epsilon")
@@ -23,11 +24,17 @@ def optimizer_section(ledger: Ledger) -> None:
         ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, trainer)
     else:
         ledger.refuse("optimizer", f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor.")
-        unknown_optimizer(ledger, name, ledger.get("learning_rate"))
+        unknown_optimizer(ledger, name, given_of(ledger))
         option = refused(f"an option of {name}. Type it for the optimizer that you choose.")
         ledger.settle(option, "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
         return
     ledger.imply({"optim.weight_decay": 0.0}, trainer)
+
+
+def given_of(ledger: Ledger, t: str = "") -> dict[str, Any]:
+    """The options of an optimizer by their words, from transformers' arguments with the prefix `t`."""
+    betas = [ledger.get(f"{t}{name}", default) for name, default in BETAS.items()]
+    return {"lr": ledger.get(f"{t}learning_rate"), "weight_decay": ledger.get(f"{t}weight_decay", 0.0), "betas": betas}
 
 
 def schedule_section(ledger: Ledger) -> None:

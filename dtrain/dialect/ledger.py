@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from dtrain.config.meaning import hint, meant
 from dtrain.secrets import redact_arg
 
 Kind = Literal["carried", "unneeded", "refused"]
@@ -17,6 +18,8 @@ CHOICES = {
     "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor",
     "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
+    "strategy": "single, ddp, zero1, zero2, zero3 or fsdp", "objective": "next_token, dpo, distill or your own",
+    "adapter": "lora, dora, qlora or none",
 }  # fmt: skip
 """Words that every run needs, and the hint shown when the user must type one because the file's value was refused."""
 REFERENCE = "${"
@@ -68,6 +71,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.leaves = {key: _numbered(value) for key, value in flatten(self.tree)}
         self._recorded: set[str] = set()
+        self._unknown: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a leaf key; `default` if it is missing or null."""
@@ -156,6 +160,7 @@ class Ledger:
                 rule(self, key, value)
             else:
                 self.refuse(key, f"{self.tool} has no such key as far as dtrain knows.{self._near(rules, key)}")
+                self._unknown.add(key)
 
     def adopt(self, other: "Ledger") -> None:
         """Add the entries and words of a file that this one names; this file's words win."""
@@ -192,16 +197,17 @@ class Ledger:
         self.entries.append(Entry(self.prefix + key, self.leaves[key], kind, why, words))
 
     def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
-        known = [
-            name for name in (*rules, *self.leaves) if "*" not in name and (name in rules or name in self._recorded)
-        ]
+        known = [*rules, *(name for name in self.leaves if name in self._recorded - self._unknown)]
+        known = [name for name in known if "*" not in name]
         section, _, leaf = key.rpartition(".")
         beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section and name != key}
         elsewhere = [name for name in known if name.rpartition(".")[2] == leaf and name != key]
         near = [beside[name] for name in get_close_matches(leaf, beside, n=1, cutoff=0.75)] or get_close_matches(
             key, elsewhere, n=1, cutoff=0.4
         )
-        return f" Did you mean {near[0]}?" if near else " Remove it, or look up its current name."
+        if near:
+            return f" Did you mean {near[0]}?"
+        return hint(meant(key, show(self.leaves[key]))) or " Remove it, or look up its current name."
 
 
 Rule = Callable[[Ledger, str, Any], None]

@@ -16,7 +16,7 @@ from dtrain.dialect.callbacks import callbacks, class_of, sections
 from dtrain.dialect.ledger import Ledger, count, names, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
 from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import decaying, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -147,7 +147,7 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
     if name.startswith("torch.optim."):
         optimizer(ledger, f"{section}.class_path", f"{section}.init_args", name.rpartition(".")[2])
     elif name:
-        unknown_optimizer(ledger, name, ledger.get(f"{section}.init_args.lr"))
+        unknown_optimizer(ledger, name, {word: ledger.get(f"{section}.init_args.{word}") for word in OPTIONS})
     section = f"{outer}lr_scheduler"
     kind = class_of(ledger, section)
     steps = ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))

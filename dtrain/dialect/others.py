@@ -6,31 +6,24 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.meaning import is_sentence, meant, of_value
 from dtrain.dialect.ledger import Code, flatten, names, show
 from dtrain.errors import WordsError
 
-ARGUMENTS = names("Seq2SeqTrainingArguments GRPOConfig RewardConfig KTOConfig")
+ARGUMENTS = names(
+    "Seq2SeqTrainingArguments GRPOConfig RewardConfig KTOConfig ORPOConfig CPOConfig PPOConfig RLOOConfig GKDConfig "
+    "OnlineDPOConfig PRMConfig BCOConfig XPOConfig NashMDConfig DistillationConfig"
+)
 MARKS = names("per_device_train_batch_size per_device_eval_batch_size num_train_epochs remove_unused_columns do_train")
 """Keys that only TrainingArguments has: https://huggingface.co/docs/transformers/main_classes/trainer"""
 FOREIGN = names("finetuning_type class")
 """Keys of LLaMA-Factory, and of a class that is not imported."""
-WORDS = {
-    "per_device_train_batch_size": "microbatch", "gradient_accumulation_steps": "accumulate",
-    "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
-    "adam_epsilon": "optim.eps", "max_grad_norm": "clip", "max_steps": "steps", "warmup_steps": "schedule.warmup",
-    "warmup_ratio": "schedule.warmup",
-    "seed": "seed", "logging_steps": "log.every", "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep", "eval_steps": "evaluate.every",
-    "output_dir": "out",
-}  # fmt: skip
-"""Key of TrainingArguments -> dtrain's word for the same value."""
-WORDS_BY_VALUE = {
-    ("bf16", True): "precision=bf16", ("fp16", True): "precision=fp16", ("gradient_checkpointing", True): "remat=full",
-    ("torch_compile", True): "compile=blocks",
-    ("lr_scheduler_type", "cosine"): "schedule=cosine",
-    ("lr_scheduler_type", "constant_with_warmup"): "schedule=constant",
-    ("lr_scheduler_type", "constant"): "schedule=constant schedule.warmup=0", ("optim", "adafactor"): "optim=adafactor",
-}  # fmt: skip
+ARGUED = names(
+    "per_device_train_batch_size gradient_accumulation_steps learning_rate weight_decay adam_epsilon max_grad_norm "
+    "max_steps warmup_steps warmup_ratio seed logging_steps save_steps save_total_limit eval_steps output_dir bf16 "
+    "fp16 gradient_checkpointing torch_compile lr_scheduler_type optim fsdp"
+)
+"""Arguments of TrainingArguments that have words here."""
 MODEL = "model=hf model.name=<name>"
 
 
@@ -53,10 +46,6 @@ OPTIMIZER = {
     "weight_decay": "optim.weight_decay",
     "momentum": "optim.momentum",
 }
-PRECISIONS = {
-    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "amp_bf16": "bf16",
-    "amp_fp16": "fp16", "fp32": "fp32",
-}  # fmt: skip
 TOOLS = (
     (
         "litgpt",
@@ -83,7 +72,35 @@ TRAINERS = {"transformers": "Hugging Face's Trainer", "trl": "Hugging Face's Tra
 def _suggested(values: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
     """The words to type for the plain values of another tool's keys."""
     plain = {key: value for key, value in values.items() if not isinstance(value, Code | dict | None)}
-    return [f"{word}={show(plain[key])}" for key, word in words.items() if plain.get(key, "") not in ("", "auto")]
+    plain = {key: value for key, value in plain.items() if value not in ("", "auto") and "${" not in str(value)}
+    return [f"{word}={show(plain[key])}" for key, word in words.items() if key in plain]
+
+
+def _meant(values: Mapping[str, Any]) -> list[str]:
+    """The words to type for values by the names that other tools have in common."""
+    told = [meant(key, show(value)) for key, value in values.items()]
+    return [words for words in told if words and "<" not in words and not is_sentence(words)]
+
+
+def refuse_assignments(module: ast.Module, place: str) -> None:
+    """Raises WordsError for a Python file that assigns the values of a run, as nanoGPT's configs do."""
+    given = {
+        target.id: node.value.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    suggested = _meant(given)
+    if len(suggested) > FEW:
+        raise WordsError(
+            f"{place}: a file of plain values, which dtrain does not import. Type {' '.join(suggested)}, and what is "
+            "computed in it."
+        )
+
+
+FEW = 2
+"""Values that a script may assign without being a config."""
 
 
 def _refuse_tools(tree: Mapping[str, Any], place: str) -> None:
@@ -93,14 +110,14 @@ def _refuse_tools(tree: Mapping[str, Any], place: str) -> None:
         if not any(mark in leaves for mark in marks):
             continue
         suggested = _suggested(leaves, words)
-        if leaves.get("precision") in PRECISIONS:
-            suggested.append(f"precision={PRECISIONS[leaves['precision']]}")
+        precision = of_value("precision", show(leaves.get("precision")))
+        suggested += [precision] if precision and not is_sentence(precision) else []
         asked = str(leaves.get(length))
         batches = asked.removesuffix("ba")
         if batches.isdecimal() and batches != asked:
             suggested.append(f"steps={batches}")
         elif not any(word.startswith("steps=") for word in suggested):
-            suggested.append(f"steps=<{show(leaves.get(length))} in steps>")
+            suggested.append("steps=<number>" if leaves.get(length) is None else f"steps=<{asked} in steps>")
         raise WordsError(
             f"{place}: dtrain does not import configs of {tool}. Type {' '.join(suggested)}, the same optimizer and "
             f"schedule, the data, and the model."
@@ -113,10 +130,10 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not MARKS & set(tree) or not FOREIGN & set(tree):
         return
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
-    suggested = _suggested(tree, WORDS)
-    suggested += [words for (key, value), words in WORDS_BY_VALUE.items() if tree.get(key) == value]
-    if tree.get("fsdp"):
-        suggested.append("strategy=fsdp")
+    given = {key: value for key, value in tree.items() if key in ARGUED and value not in (None, "auto", "", [], False)}
+    suggested = _meant({key: value for key, value in given.items() if not isinstance(value, Code)})
+    if tree.get("lr_scheduler_type") == "constant":
+        suggested.append("schedule.warmup=0")
     if not any(word.startswith("steps=") for word in suggested):
         suggested.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
     raise WordsError(

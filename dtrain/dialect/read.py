@@ -202,6 +202,7 @@ def _python(text: str, place: str) -> Any:
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
+        others.refuse_assignments(module, place)
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
     for name, value in tree.pop("ray_trainer", {}).items():
         tree["train_loop_per_worker" if name == "args.0" else name] = value

@@ -61,6 +61,13 @@ TENSORBOARD = switched(says({"logger": ["console", "tensorboard"]}), says({"logg
 output = to("out", text, command=True)
 
 
+def best(ledger: Ledger, key: str, value: Any) -> None:
+    """Refuse to end with the best weights, and name the word that keeps them, by the metric beside the key."""
+    metric = str(ledger.get(f"{key.rpartition('.')[0]}.metric_for_best_model".removeprefix("."), "loss"))
+    figure = f"eval_{metric.removeprefix('eval_')}"
+    lacking(f"type checkpoint.best={figure} to keep the best checkpoint beside the newest.")(ledger, key, value)
+
+
 def of_the_hub(path: str, name: str, split: str) -> str:
     """Return why a dataset of the hub is asked for as files, with the line that writes them."""
     of = ", ".join(json.dumps(part, ensure_ascii=False) for part in (path, name) if part)
@@ -93,7 +100,7 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
         )
     if why:
         ledger.settle(refused(why), name_key, f"{prefix}.**")
-        unknown_optimizer(ledger, name, ledger.get(f"{prefix}.lr"))
+        unknown_optimizer(ledger, name, {word: ledger.get(f"{prefix}.{word}") for word in OPTIONS})
         return
     ledger.carry(name_key, {"optim": word}, "equal to Adam without decay" if name.lower() == "adam" else "")
     silent = {**own, **(defaults or {})}
@@ -109,11 +116,16 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
     ledger.imply(words, f"default of {name} in {ledger.tool}")
 
 
-def unknown_optimizer(ledger: Ledger, name: str, lr: Any) -> None:
-    """Ask for another optimizer and its learning rate."""
+OPTIONS = ("lr", "weight_decay", "betas")
+
+
+def unknown_optimizer(ledger: Ledger, name: str, given: Mapping[str, Any]) -> None:
+    """Ask for another optimizer and its OPTIONS, of which the file has `given`."""
     ledger.ask("optim")
-    ledger.words.pop("optim.lr", None)
-    ledger.ask("optim.lr", "value" if lr in (None, "auto") else f"{show(lr)} with {name}")
+    for word in OPTIONS if "adam" in name.lower() else OPTIONS[:2]:
+        value = given.get(word)
+        ledger.words.pop(f"optim.{word}", None)
+        ledger.ask(f"optim.{word}", "value" if value in (None, "auto") else f"{show(value)} with {name}")
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from dtrain.dialect import terms
 from dtrain.dialect.ledger import Ledger, count, names, text, whole
 from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import BEHIND, NO_DATA, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import BEHIND, NO_DATA, OPTIONS, epochs, optimizer, unknown_optimizer
 from dtrain.dialect.torchtune_data import data_section
 from dtrain.dialect.torchtune_model import COMPONENT, model_section, objective_section
 from dtrain.secrets import screen
@@ -115,7 +115,7 @@ def _optimizer(ledger: Ledger) -> None:
     ledger.settle(refused(f"Type {screen.typed(f'optim.lr={lr}')} for the optimizer that you choose."), "optimizer.lr")
     ledger.settle(refused(f"unknown optimizer {name}: {TINY}"), "optimizer", "optimizer.**")
     if name:
-        unknown_optimizer(ledger, name, lr)
+        unknown_optimizer(ledger, name, {word: ledger.get(f"optimizer.{word}") for word in OPTIONS})
 
 
 def _schedule(ledger: Ledger) -> None:

@@ -114,7 +114,10 @@ TARGETS = ("model.lora_attn_modules", "model.apply_lora_to_mlp", "model.apply_lo
 def objective_section(ledger: Ledger) -> None:
     """Translate the loss."""
     name, rule = str(ledger.get(f"loss.{COMPONENT}")), NONE
-    if name in LOSSES:
+    if ledger.under("kd_loss", "teacher_model", "kd_ratio"):
+        ledger.ask("objective", "distill")
+        rule = unneeded("a part of the loss of distillation")
+    elif name in LOSSES:
         ledger.carry(f"loss.{COMPONENT}", {"objective": "next_token"})
         rule = unneeded("the chunking of the logits; -100 is ignored, as here")
     elif name in DPO:
@@ -133,4 +136,6 @@ def _reference(ledger: Ledger) -> None:
         ledger.settle(unneeded("the reference is the model that the run begins with, as here"), "ref_checkpointer.**")
 
 
-NONE = refused("unknown loss. Type objective=next_token or dpo, or objective._target_=<yours> trust=[<its package>].")
+NONE = refused(
+    "unknown loss. Type objective=next_token or dpo, or objective._target_=<yours> trust=[<its package>].", "objective"
+)

@@ -12,17 +12,20 @@ from typing import Any
 
 from dtrain.dialect import nested, terms
 from dtrain.dialect.axolotl import FSDP, TASKS
-from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, carry_targets, positive
-from dtrain.dialect.axolotl_optim import is_warmup
-from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, number, text, whole
+from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, positive
+from dtrain.dialect.axolotl_optim import BETAS, given_of, is_warmup
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, text, whole
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
 from dtrain.dialect.terms import BEHIND, CLIP, decaying, epochs, unknown_optimizer
+from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
 from dtrain.dialect.transformers_trainer import own_optimizer, trainer_section
 
 TITLE = "Hugging Face's Trainer"
 MARKS = names(
     "TrainingArguments SFTConfig DPOConfig per_device_train_batch_size per_device_eval_batch_size num_train_epochs "
-    "lr_scheduler_type do_train do_eval report_to eval_strategy evaluation_strategy save_strategy logging_strategy"
+    "lr_scheduler_type do_train do_eval report_to eval_strategy evaluation_strategy save_strategy logging_strategy "
+    "model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split assistant_only_loss packing "
+    "completion_only_loss learning_rate gradient_checkpointing lora_r load_in_8bit load_in_4bit use_peft model_revision"
 )
 SILENT = ("data", "model")
 CLASSES = ("TrainingArguments", "SFTConfig", "DPOConfig")
@@ -34,14 +37,19 @@ CODE = "the data is made by code. Type data=chat data.path=<rows> data.tokenizer
 
 
 def translate(ledger: Ledger) -> None:
-    kind = next((name for name in CLASSES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
-    t = f"{kind}." * bool(kind)
-    for tell in (_model, _adapter):
+    named = next((name for name in CLASSES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
+    t = f"{named}." * bool(named)
+    kind = named or class_of(ledger)
+    for tell in (_model, adapter_section):
         tell(ledger)
-    for tell_of in (_computed, _steps, _precision, _objective, _optimizer, _shards):
+    for tell_of in (_computed, _steps):
+        tell_of(ledger, t)
+    precision_section(ledger, t, kind)
+    _objective(ledger, t, kind)
+    for tell_of in (_optimizer, _shards):
         tell_of(ledger, t)
     trainer_section(ledger, t)
-    if kind in ("SFTConfig", "DPOConfig"):
+    if kind in OF_TRL:
         ledger.settle(_remat, f"{t}gradient_checkpointing")
         ledger.imply({"remat": "full"}, TRAINER)
     hidden = [key for key in ledger.open() if key.startswith(f"{t}**")]
@@ -51,8 +59,11 @@ def translate(ledger: Ledger) -> None:
         for word in ("precision", "optim.lr", "steps"):
             if word not in ledger.words or word in ledger.implied:
                 ledger.ask(word)
-    defaults = {"optim.lr": RATES.get(kind, 5e-5), "microbatch": 8, "accumulate": 1, "clip": 1.0, "seed": 42}
-    ledger.imply(defaults, TRAINER)
+    if kind in RATES:
+        ledger.imply({"optim.lr": RATES[kind]}, TRAINER)
+    elif "optim.lr" not in ledger.words:
+        ledger.ask("optim.lr")
+    ledger.imply({"microbatch": 8, "accumulate": 1, "clip": 1.0, "seed": 42}, TRAINER)
     if "steps" not in ledger.words and not ledger.asks("steps"):
         ledger.ask("steps", "3 x samples / batch")
 
@@ -76,42 +87,6 @@ def _model(ledger: Ledger) -> None:
         ledger.ask("adapter", "lora")
     for name, rule in WEIGHTS.items():
         ledger.settle(rule, f"model.{name}", f"model.{name}.**")
-
-
-def _adapter(ledger: Ledger) -> None:
-    """Translate peft's LoraConfig."""
-    p = "LoraConfig"
-    if not any(key.startswith(f"{p}.") for key in ledger.leaves):
-        return
-    on_command = ledger.asks("adapter")  # a quantised base
-    dora = ledger.get(f"{p}.use_dora") is True
-    ledger.imply({"adapter": "dora" if dora else "lora"}, "there is a LoraConfig")
-    rule = unneeded("covered by adapter") if on_command else says({"adapter": "dora"})
-    ledger.settle(switched(rule, OFF), f"{p}.use_dora")
-    if ledger.get(f"{p}.use_rslora"):
-        why = "dtrain scales by alpha / rank, rsLoRA by alpha / sqrt(rank). Type adapter.alpha=<lora_alpha x sqrt(r)>."
-        ledger.settle(refused(why, "adapter.alpha"), f"{p}.use_rslora", f"{p}.lora_alpha")
-    for name, word, kind in (
-        ("r", "rank", count),
-        ("lora_alpha", "alpha", positive),
-        ("lora_dropout", "dropout", number),
-    ):
-        ledger.settle(given(to(f"adapter.{word}", kind, command=on_command)), f"{p}.{name}")
-    if not on_command:
-        ledger.imply({"adapter.rank": 8, "adapter.alpha": 8}, "default of peft")
-    key, targets = f"{p}.target_modules", ledger.get(f"{p}.target_modules")
-    plain = (
-        isinstance(targets, list) and targets and all(isinstance(each, str) and each.isidentifier() for each in targets)
-    )
-    if (targets == "all-linear" or plain) and ledger.get(f"{p}.layers_to_transform") is None:
-        note = "" if plain else "all linear layers of the blocks"
-        carry_targets(ledger, key, targets if plain else None, note, on_command)
-    else:
-        why = "peft chooses the layers by the model or by an expression. Type adapter.targets=[<names of layers>]."
-        ledger.settle(refused(why), key, f"{p}.layers_to_transform")
-        ledger.ask("adapter.targets", "[names of layers]")
-    for name, rule in LORA.items():
-        ledger.settle(rule, f"{p}.{name}", f"{p}.{name}.**")
 
 
 ASKED = {
@@ -141,17 +116,11 @@ def _steps(ledger: Ledger, t: str) -> None:
         ledger.settle(unneeded("max_steps ends the run"), f"{t}num_train_epochs")
 
 
-def _precision(ledger: Ledger, t: str) -> None:
-    """Translate mixed precision; TRL's classes switch bf16 on by themselves."""
-    for key, word in ((f"{t}bf16", "bf16"), (f"{t}fp16", "fp16")):
-        ledger.settle(given(switched(says({"precision": word}, "weights in fp32"), OFF)), key)
-    trl = t in ("SFTConfig.", "DPOConfig.") and ledger.get(f"{t}bf16") is None and not ledger.get(f"{t}fp16")
-    ledger.imply({"precision": "bf16" if trl else "fp32"}, TRAINER)
-
-
-def _objective(ledger: Ledger, t: str) -> None:
+def _objective(ledger: Ledger, t: str, kind: str) -> None:
     """Translate the losses of TRL, and what it makes of rows."""
-    if t == "DPOConfig.":
+    if kind == TRL:
+        ledger.ask("objective", "next_token, or dpo")
+    if kind == "DPOConfig":
         losses = ledger.get(f"{t}loss_type", "sigmoid")
         (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
         if loss in ("sigmoid", "hinge", "ipo") and not more:
@@ -161,14 +130,14 @@ def _objective(ledger: Ledger, t: str) -> None:
         ledger.imply({"objective": "dpo", "objective.beta": 0.1}, TRAINER)
         ledger.settle(given(to("objective.beta", positive)), f"{t}beta")
         ledger.settle(given(to("objective.label_smoothing")), f"{t}label_smoothing")
-    elif t == "SFTConfig.":
+    elif kind == "SFTConfig":
         answers = ledger.get(f"{t}assistant_only_loss") is True or ledger.get(f"{t}completion_only_loss") is True
         rule = switched(to("data.train_on", lambda value: "answers", WITH, command=True), unneeded("see data.train_on"))
         ledger.settle(given(rule), f"{t}assistant_only_loss", f"{t}completion_only_loss")
         if not answers:
             ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
         ledger.settle(switched(to("data.packing", lambda value: "pack", WITH, command=True), OFF), f"{t}packing")
-    if t in ("SFTConfig.", "DPOConfig."):
+    if kind in RATES and kind in OF_TRL:
         ledger.settle(given(to("data.sequence", count, WITH, command=True)), f"{t}max_length", f"{t}max_seq_length")
         ledger.command.setdefault("data.sequence", "1024")
 
@@ -188,7 +157,7 @@ def _named_optimizer(ledger: Ledger, t: str) -> None:
     name = str(ledger.get(f"{t}optim", "adamw_torch_fused"))
     if name not in (*ADAMW, "sgd"):
         ledger.settle(refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor."), f"{t}optim")
-        unknown_optimizer(ledger, name, ledger.get(f"{t}learning_rate"))
+        unknown_optimizer(ledger, name, given_of(ledger, t))
         option = refused(f"an option of {name}. Type it for the optimizer that you choose.")
         ledger.settle(option, *(f"{t}{key}" for key in ("learning_rate", "weight_decay", *BETAS, "adam_epsilon")))
         return
@@ -198,12 +167,9 @@ def _named_optimizer(ledger: Ledger, t: str) -> None:
         ledger.settle(unneeded("sgd has none"), *(f"{t}{key}" for key in (*BETAS, "adam_epsilon")))
         ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, TRAINER)
         return
-    betas = [ledger.get(f"{t}{key}", default) for key, default in BETAS.items()]
+    betas = given_of(ledger, t)["betas"]
     ledger.settle(says({"optim.betas": betas}), *(f"{t}{key}" for key in BETAS))
     ledger.imply({"optim.betas": betas, "optim.eps": 1e-8}, TRAINER)
-
-
-BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 
 
 def _schedule(ledger: Ledger, t: str) -> None:
@@ -269,19 +235,6 @@ WEIGHTS: Mapping[str, Rule] = table(
         "num_labels": refused("Type model.config={num_labels: <number>} model.head=new."),
     }
 )
-LORA: Mapping[str, Rule] = table(
-    {
-        "task_type inference_mode base_model_name_or_path revision auto_mapping peft_type": unneeded(
-            "model=hf says it"
-        ),
-        "bias": chosen({"none": OFF}, lacking("beside an adapter nothing is trained. Leave it out.")),
-        "init_lora_weights": chosen({True: unneeded("A is drawn as by peft and B is zero")}, REFUSED),
-        "modules_to_save trainable_token_indices target_parameters": lacking(
-            "beside an adapter no other parameter is trained. Leave it out, or type adapter=none to train all."
-        ),
-        "use_rslora": OFF,
-    }
-)
 
 
 def _every(word: str, strategy: str) -> Rule:
@@ -343,9 +296,7 @@ KEYS: Mapping[str, Any] = {
         "in place of precision=fp32 type precision=tf32; bf16 and fp16 leave few products of fp32.", "auto"
     ),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
-    "load_best_model_at_end": lacking(
-        "type checkpoint.best=eval_loss: the best checkpoint is kept and named <out>/best."
-    ),
+    "load_best_model_at_end": terms.best,
     "report_to": chosen(
         {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
         refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
@@ -361,8 +312,8 @@ KEYS: Mapping[str, Any] = {
     "auto_find_batch_size": lacking("dtrain has no equivalent. Leave it out."),
     "group_by_length": lacking("with padded rows (data.pad, data.padding=longest) type data.bucket=50."),
     "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
-    "metric_for_best_model "
-    "greater_is_better eval_on_start eval_delay save_safetensors save_only_model overwrite_output_dir "
+    "metric_for_best_model greater_is_better eval_on_start eval_delay save_safetensors save_only_model "
+    "overwrite_output_dir "
     "average_tokens_across_devices hub_strategy hub_token hub_private_repo ddp_timeout ddp_find_unused_parameters "
     "remove_unused_columns label_names prediction_loss_only dataloader_drop_last dataloader_pin_memory "
     "dataloader_prefetch_factor dataloader_persistent_workers dataloader_num_workers local_rank use_cache "
@@ -387,11 +338,8 @@ KEYS: Mapping[str, Any] = {
         unneeded("affects speed and memory only")
     ),
     "model_name_or_path": to("model.name", text, further={"model": "hf"}),
-    "torch_dtype dtype attn_implementation": unneeded("precision determines the dtypes"),
-    "dataset_name dataset_config": refused(CODE),
-    "use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_task_type use_dora use_rslora "
-    "lora_modules_to_save load_in_4bit load_in_8bit": lacking(
-        "type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha> adapter.targets=<names of layers>."
-    ),
+    "model_revision": chosen({"main": OFF}, refused("Type model.name=<name>@<revision>.", "model.name")),
+    "attn_implementation ignore_bias_buffers": unneeded("affects speed and loading only"),
+    "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming": refused(CODE),
 }
 RULES = table(KEYS)

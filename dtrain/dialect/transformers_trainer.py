@@ -87,15 +87,17 @@ RULES: Mapping[str, Rule] = table(
         "processing_class tokenizer": unneeded("data.tokenizer names it"),
         "class": refused(
             "the methods of your own class are not run. Type objective._target_=<your loss> trust=[<its package>], or "
-            "a hook."
+            "a hook.",
+            "objective",
         ),
-        "model": refused("Type model=hf model.name=<its name>, or model._target_=<yours> trust=[<its package>]."),
-        "model_init": refused("Type model=hf model.name=<its name>, or model._target_=<yours> trust=[<its package>]."),
+        "model model_init": refused(
+            "Type model=hf model.name=<its name>, or model._target_=<yours> trust=[<its package>].", "model"
+        ),
         "data_collator": refused(
             "rows are padded by data.pad, and data=chat makes its own batches. Type data.collate._target_=<yours> "
             "trust=[<its package>] for another way."
         ),
-        "compute_loss_func": refused("Type objective._target_=<yours> trust=[<its package>]."),
+        "compute_loss_func": refused("Type objective._target_=<yours> trust=[<its package>].", "objective"),
         "compute_metrics preprocess_logits_for_metrics": refused("Type evaluate.metrics=[<a metric>]."),
         "peft_config": refused("Type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha>."),
         "formatting_func": refused("Type data=chat data.path=<rows>, or write the text into the rows."),

@@ -217,6 +217,7 @@ def _interval(low: float, high: float, *, log: bool = False, whole: bool = False
         raise ValueError(f"from {low:g} to {high:g} there are no two integers")
     if whole:
         text = f"interval({math.ceil(low)},{math.floor(high)})"
+        text = text if log else f"int({text})"
     else:
         text = f"interval({spelling(float(low))},{spelling(float(high))})"
     tags = ",".join(["int"] * (whole and log) + ["log"] * log)

@@ -94,7 +94,8 @@ def read(out: str) -> Plan:
     if not secret:
         raise PreflightError(
             f"dtrain run {out}: {SECRET} is not set. A job executes this command with the secret of whoever submitted "
-            f"it; to go on with a run yourself, type dtrain recipe={out}/config.yaml out={out}"
+            f"it; to go on with a run yourself, type dtrain "
+            f"{screen.typed(f'recipe={out}/config.yaml')} {screen.typed(f'out={out}')}"
         )
     if handed:
         options.take_over(handed)
@@ -119,7 +120,7 @@ def refuse_other(plan: Plan, job: str) -> None:
     if _submitted(saved) != _submitted(json.loads(json.dumps(plan.to_dict()))):
         raise PreflightError(
             f"out={plan.out} belongs to job {job}, which was submitted with other words or code. Type dtrain stop "
-            f"{plan.out} first, or out=<another place>."
+            f"{screen.typed(plan.out)} first, or out=<another place>."
         )
 
 

@@ -45,7 +45,8 @@ def check(plan: Plan, *, of_sweep: bool = False) -> None:
         if store.exists(store.join(url, file)):
             return f"holds a {kind}, and a folder is that of a run or of a sweep. Type {key}=<another place>."
         if store.exists(store.join(url, attempts.IMPORTED)):
-            return f"holds weights that were imported. Type init={url} {key}=<another place> to start from them."
+            typed = f"{screen.typed(f'init={url}')} {key}=<another place>"
+            return f"holds weights that were imported. Type {typed} to start from them."
         store.probe(url)
         return None
 
@@ -355,7 +356,7 @@ def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
     if newest is None:
         yield (
             f"{fork}: there is no committed checkpoint."
-            + f" Type init={cut(url, LONGEST)} for weights of others." * (not is_ours(url))
+            + f" Type {screen.typed(f'init={cut(url, LONGEST)}')} for weights of others." * (not is_ours(url))
         )
         return
     for key, last in ("steps", plan.steps), ("stop_after", plan.stop_after):
@@ -366,7 +367,7 @@ def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
         if theirs != mine:
             yield (
                 f"{fork} was trained with {key}={theirs}, which its position depends on, but {key}={mine}. Type "
-                f"{key}={theirs}, or init={cut(url, LONGEST)} to take its weights alone."
+                f"{key}={theirs}, or {screen.typed(f'init={cut(url, LONGEST)}')} to take its weights alone."
             )
 
 

@@ -141,7 +141,7 @@ def finished(plan: Plan) -> Result | None:
         )
         raise WordsError(
             f"out={plan.out} holds a run with another {said}. {_first(there, here, other, moved)}Type out=<another "
-            f"place>, or init={plan.out} to start from its weights."
+            f"place>, {_further(plan.out, there, here, other)}."
         )
     try:
         found = json.loads(store.read(store.join(plan.out, "result.json")))
@@ -152,6 +152,19 @@ def finished(plan: Plan) -> Result | None:
         return None
     is_done = result.step >= plan.steps or (plan.stop and result.stop == plan.stop)
     return result if result.status == "finished" and is_done else None
+
+
+TUNED = {"optim", "schedule", "clip"}
+"""Keys that a run may change as it goes on from another."""
+
+
+def _further(out: str, there: Any, here: Any, other: Collection[str]) -> str:
+    """The words to type with another `out`, to begin with the weights there or to go on from its step if possible."""
+    weights = f"or with {screen.typed(f'init={out}')} to start from its weights"
+    alike = (there.get("optim") or {}).get("_target_") == here["optim"].get("_target_")
+    if not TUNED.issuperset(other) or not alike:
+        return weights
+    return f"with {screen.typed(f'fork={out}')} to go on from its step with the new values, {weights}"
 
 
 def described(out: str) -> dict[str, Any] | None:

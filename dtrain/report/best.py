@@ -14,6 +14,7 @@ from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
 from dtrain.report.runs import LARGEST, STREAMS
 from dtrain.result import SHAPE, compared
+from dtrain.secrets import screen
 from dtrain.storage import store
 
 LARGEST_SWEEP = 16 << 20
@@ -36,8 +37,8 @@ def job(root: str) -> str | None:
     metrics, goals = ([], []) if fault(study, {"metrics": Each(TEXT), "goals": Each(TEXT)}) else _of(study)
     if len(metrics) > 1:
         raise WordsError(
-            f"{root}/best: the sweep has {len(metrics)} metrics, and so no best job. Type dtrain sweep best {root}, "
-            "and the name of a job instead of best."
+            f"{root}/best: the sweep has {len(metrics)} metrics, and so no best job. Type dtrain sweep best "
+            f"{screen.typed(root)}, and the name of a job instead of best."
         )
     metric, sign = (metrics or ["eval_loss"])[0], -1 if goals[:1] == ["max"] else 1
     values = {name: _value(result, metric) for name, result in _results(root).items()}

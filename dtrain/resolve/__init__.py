@@ -244,7 +244,7 @@ def _with_sources(problem: str, config: Config) -> str:
     for match in KEY.finditer(facts):
         value = _value(config, match[1])
         if value is not UNKNOWN and facts.startswith((spelling(value), str(value)), match.end()):
-            sources[match[1]] = config.sources.get(match[1], "default")
+            sources[match[1]] = values.source_of(config, match[1])
     sources = {key: source for key, source in sources.items() if f"({source})" not in facts}
     return problem + f" ({', '.join(f'{key}: {source}' for key, source in sources.items())})" * bool(sources)
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import constraints, files
-from dtrain.config.elsewhere import MEANT
+from dtrain.config import constraints, files, meaning
 from dtrain.config.facts import about, fact
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
@@ -112,8 +111,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
             else f"{key}=<{constraints.say(allowed).removesuffix(', not empty')}>"
         )
         return f"{who}. Type {typed}."
-    meant = MEANT.get(key, {}).get(str(value).lower(), value)
-    near, source = constraints.instead(meant, allowed, _default(config, key)), config.sources.get(key, "default")
+    told = meaning.of_value(key, str(value))
+    near, source = constraints.instead(value, allowed, _default(config, key)), source_of(config, key)
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):
         near = config.numbers.get(key, spelling(value))
     more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
@@ -123,8 +122,15 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
         f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
-        f"{constraints.say(allowed)}{more}. Type {screen.typed(instead)}."
+        f"{constraints.say(allowed)}{more}.{meaning.hint(told or screen.typed(instead))}"
     )
+
+
+def source_of(config: Config, key: str) -> str:
+    """Where a value is from: of its key, or of the mapping that it is in."""
+    names = key.split(".")
+    keys = (".".join(names[:count]) for count in range(len(names), 0, -1))
+    return next((config.sources[each] for each in keys if each in config.sources and each not in GROUPS), "default")
 
 
 def _default(config: Config, key: str) -> Any:

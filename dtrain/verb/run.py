@@ -9,6 +9,7 @@ from dtrain.errors import FOR_GOOD, DtrainError, WordsError
 from dtrain.launcher import detached, zygote
 from dtrain.launcher.external import is_first
 from dtrain.launcher.run import run as run_plan
+from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.verb.train import already_finished
 
@@ -19,7 +20,9 @@ def run(words: Sequence[str]) -> int:
     out = words[0]
     plan = detached.read(out)
     if plan.out != out:
-        raise WordsError(f"run: the run under {out} was submitted with out={plan.out}. Type dtrain run {plan.out}")
+        raise WordsError(
+            f"run: the run under {out} was submitted with out={plan.out}. Type dtrain run {screen.typed(plan.out)}"
+        )
     first = is_first(plan, detect())
     if already_finished(plan, say=first):
         return 0

@@ -143,4 +143,8 @@ def farewell(plan: Plan, result: Result) -> str:
     line = screen.on_one_line(
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"
     )
-    return f"{line}{why}" if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"
+    return (
+        f"{line}{why}"
+        if result.status == "finished"
+        else f"{line}\ngo on with the same words and {screen.typed(f'out={plan.out}')}"
+    )

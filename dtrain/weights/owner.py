@@ -13,6 +13,7 @@ import yaml
 
 from dtrain.errors import DtrainError, StoreError
 from dtrain.planned import Part
+from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.weights import ForeignError
 from dtrain.weights.place import is_ours, near, open_at
@@ -23,7 +24,7 @@ SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "n_embd", "n_layer", "d_model", "d_ff",
 )  # fmt: skip
 """Entries of a config.json that are sizes of weights."""
-MERGE = "Export it first: dtrain checkpoint export out={0} adapter=merged to=<a folder>, and name that"
+MERGE = "Export it first: dtrain checkpoint export {0} adapter=merged to=<a folder>, and name that"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _of_run(url: str) -> Owner:
     facts = facts if isinstance(facts, Mapping) else {}
     if isinstance(adapter := facts.get("adapter"), Mapping):
         cause = f"it holds an adapter ({adapter.get('kind')}), not a model"
-        raise StoreError.during("take the model of", url, cause, MERGE.format(root))
+        raise StoreError.during("take the model of", url, cause, MERGE.format(screen.typed(f"out={root}")))
     part, data = plan.get("model"), plan.get("data")
     if not isinstance(part, Mapping) or not isinstance(part.get("_target_"), str):
         raise StoreError.during("read", store.join(root, "plan.yaml"), "it names no model")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, best_at
 from dtrain.weights import ForeignError, Stored, Weights, dcp, names, plain, safetensors, torchfile
@@ -82,7 +83,9 @@ def _folder(url: str, below: set[str]) -> Weights:
     files = sorted(name for name in below if name.endswith((".safetensors", *TORCH)))
     if len(files) == 1 and files[0].endswith(".safetensors"):
         return Weights(url, "a folder with one safetensors file", _one(store.join(url, files[0])), config)
-    hint = f"Type init={store.join(url, files[0])} for one of its files" if files else _of_others(below)
+    hint = (
+        f"Type {screen.typed(f'init={store.join(url, files[0])}')} for one of its files" if files else _of_others(below)
+    )
     raise ForeignError.during("find a checkpoint in", url, f"it holds {', '.join(map(plain, sorted(below)[:5]))}", hint)
 
 

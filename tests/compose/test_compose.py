@@ -56,8 +56,8 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("stratgy=fsdp", "Did you mean strategy?"),
         ("model=gtp", "Did you mean gpt?"),
         ("optim.lrr=3", "Did you mean optim.lr?"),
-        ("lr=3", "Did you mean optim.lr?"),
-        ("layers=3", "Did you mean model.layers?"),
+        ("lr=3", "Type optim.lr=3."),
+        ("layers=3", "Type model.layers=3."),
         ("optim.momentum=0.9", "optim=muon or optim=sgd has it."),
         (
             "objective.chunk=128",
@@ -74,6 +74,10 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("data=tokens", "Type data.path=<text>."),
         ("model=[gpt]", "model takes one word."),
         ("recipe=nothing-like-it", "Or give a path or URL."),
+        (
+            "out=${oc.env:NOT_SET_HERE}",
+            "the environment variable NOT_SET_HERE is not set. Type export NOT_SET_HERE=<value>",
+        ),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
@@ -90,7 +94,7 @@ def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
         ("expect.small=[steps=3]", "expect.small=['steps=3']"), ("generate.prompt=a,b", "generate.prompt='a,b'"),
         ("data.dataset=mine.Faces", "data.dataset._target_=mine.Faces"), ("model=mine.nets.Net", "model._target_=mine.nets.Net"),
         ("--max_steps 3", "steps=3"), ("--learning-rate=1e-3", "optim.lr=1e-3"), ("--config-name digits", "recipe=digits"), ("-cn digits", "recipe=digits"),
-        ("max_epochs=3", "epochs"), ("trainer.max_steps=3", "steps"), ("gpus=2", "devices"), ("seed=18446744073709551616", "seed=0"),
+        ("trainer.max_steps=3", "steps=3"), ("gpus=2", "devices=2"), ("seed=18446744073709551616", "seed=0"),
     ],
 )  # fmt: skip
 def test_what_is_advised_is_what_was_meant_and_is_taken(wrong: str, right: str) -> None:
@@ -259,5 +263,5 @@ def test_the_schema_knows_every_group() -> None:
 
 def test_what_other_tools_have_and_dtrain_has_not_is_told_with_what_to_type() -> None:
     assert refused("adapter=qdora") == (
-        "adapter=qdora (command line): a base in 4 bits takes LoRA alone. Type adapter=qlora, or adapter=dora precision=bf16_true."
+        "adapter=qdora (command line): there is no adapter qdora. A base in 4 bits takes LoRA alone. Type adapter=qlora, or adapter=dora precision=bf16_true."
     )

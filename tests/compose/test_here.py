@@ -182,7 +182,10 @@ def test_a_file_that_is_no_word_puts_that_word_alone_out_of_use(
         ("a: {null: 4}", "conf/model/net.yaml: cannot be composed: Incompatible key type 'NoneType'."),
         ("defaults: [nope]", "conf/model/net.yaml: cannot be composed: In 'model/net': Could not load 'model/nope'."),
         ("width: ${model.width}", "model.width='${model.width}' (conf/model/net.yaml:2): it refers to itself."),
-        ("a: {b: '${nope}'}", "model.a.b='${nope}' (conf/model/net.yaml:2): Interpolation key 'nope' not found."),
+        (
+            "a: {b: '${nope}'}",
+            "model.a.b='${nope}' (conf/model/net.yaml:2): there is no key nope to refer to. Type ${<a key of the run>}, or the value itself.",
+        ),
     ],
 )
 def test_a_word_that_cannot_be_composed_has_its_file_and_the_reason(folder: Path, line: str, sentence: str) -> None:

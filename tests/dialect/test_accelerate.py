@@ -24,7 +24,6 @@ def test_the_first_fsdp() -> None:
         "strategy.offload": "cpu",
         "remat": "full",
         "precision": "bf16",
-        "batch": 8,
     }
     assert read.words == words
     assert read.command == {"batch": "<samples per step>"}
@@ -35,7 +34,7 @@ def test_the_second_fsdp_on_two_machines(tmp_path: Path) -> None:
     read = example("accelerate_fsdp2.yaml")
     assert read.words == {
         "nodes": 2, "devices": 8, "strategy": "hsdp", "strategy.reshard": "forward", "mesh.dp_replicate": 2, "mesh.dp_shard": 4, "mesh.tp": 2, "precision": "fp16",
-        "compile": "blocks", "compile.mode": "default", "batch": 8,
+        "compile": "blocks", "compile.mode": "default",
     }  # fmt: skip
     assert read.command["launcher.address"] == "10.0.0.4:29500"
     assert read.command["launcher.here"] == 1
@@ -52,7 +51,6 @@ def test_deepspeed_by_fields() -> None:
         "accumulate": 4,
         "clip": 0.5,
         "precision": "bf16",
-        "microbatch": 1,
     }
     assert read.words == words
     assert "microbatch" in read.ledger.implied
@@ -83,7 +81,7 @@ def test_megatron(tmp_path: Path) -> None:
     read = example("accelerate_megatron.yaml")
     assert read.words == {
         "nodes": 1, "devices": 8, "strategy": "zero1", "mesh.tp": 2, "mesh.pp": 2, "tensor.sequence": "split", "remat": "selective", "accumulate": 4, "clip": 1.0,
-        "precision": "bf16", "microbatch": 1,
+        "precision": "bf16",
     }  # fmt: skip
     assert read.plan(tmp_path).batch.accumulate == 4
 
@@ -116,7 +114,6 @@ def test_cpus_and_what_is_misspelt() -> None:
         "strategy": "ddp",
         "backend": "gloo",
         "precision": "fp32",
-        "batch": 3,
     }
     refused = read.told("refused")
     assert "Did you mean num_processes?" in refused["num_proceses"]

@@ -198,7 +198,10 @@ def test_the_type_that_gradients_travel_in(dtype: str | None, kind: str, tmp_pat
 def test_what_is_to_be_typed_is_quoted_for_a_shell(tmp_path: Path) -> None:
     read = config(tmp_path, optimizer={"type": "Lamb", "params": {"lr": 1e-3}}, gradient_clipping="auto")
     last = read.recipe.splitlines()[3].partition("recipe=mine.yaml ")[2]
-    assert last == "'optim=<adamw, sgd, muon or adafactor>' 'optim.lr=<0.001 with Lamb>' 'clip=<value or null>'"
+    assert (
+        last
+        == "'optim=<adamw, sgd, muon or adafactor>' 'optim.lr=<0.001 with Lamb>' 'optim.weight_decay=<value>' 'clip=<value or null>'"
+    )
 
 
 def test_a_static_loss_scale_is_refused(tmp_path: Path) -> None:

@@ -138,6 +138,20 @@ def test_a_near_name_is_one_that_is_there(dialect: str, tree: dict[str, Any], ne
     assert near in entry.why
 
 
+def test_an_unknown_key_is_no_near_name_of_another() -> None:
+    told = [
+        entry.why
+        for entry in translate({"base_model": "x", "my_knob": 1, "my_knobs": 2}, "axolotl", "file").entries[1:]
+    ]
+    assert not any("Did you mean my_knob" in why for why in told)
+    (why,) = [
+        entry.why
+        for entry in translate({"base_model": "x", "n_embd": 64}, "axolotl", "file").entries
+        if entry.key == "n_embd"
+    ]
+    assert "Type model.width=64." in why
+
+
 ADVICE = re.compile(r"(?<![\w.<{/%$\[-])([a-z_]+(?:\.[a-z_]+)*)=(?=[^\s=])")
 OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrained_model_name_or_path", "split"}
 """Not words of a run, or arguments of a model of transformers, or of datasets."""
@@ -159,7 +173,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "lightning",
             {"trainer": {"max_steps": 3}, "optimizer": {"class_path": "lion.Lion", "init_args": {"lr": 1}}},
-            {"optim", "optim.lr"},
+            {"optim", "optim.lr", "optim.weight_decay"},
         ),
         (
             "lightning",
@@ -170,7 +184,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "torchtitan",
             {"training": {"local_batch_size": 1}, "optimizer": {"name": "Adafactor"}},
-            {"optim", "optim.lr"},
+            {"optim", "optim.lr", "optim.weight_decay"},
         ),
         ("torchtune", {"batch_size": 2, "dtype": "fp16"}, {"precision"}),
         ("torchtune", {"batch_size": 2, "clip_grad_norm": "some"}, {"clip"}),
@@ -332,6 +346,9 @@ def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
     assert "If you trust its package" in read.told("refused")["model.command"]
 
 
+OPTIONS = ("optim.lr=1e-3", "optim.betas=[0.9,0.99]", "optim.weight_decay=0")
+
+
 @pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml", "lightning_fsdp.py"])
 def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> None:
     """The recipe asks for steps, in its header, its command and the refusal."""
@@ -343,7 +360,7 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
         WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
     ) as raised:
         resolve(
-            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", "optim.lr=1e-3"]),
+            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", *OPTIONS]),
             Cluster(gpus=0, cpus=2),
         )
     assert len(raised.value.problems) == 1

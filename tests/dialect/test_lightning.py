@@ -18,7 +18,7 @@ def script(folder: Path, arguments: str) -> Imported:
 def test_a_script() -> None:
     read = example("lightning_script.py")
     assert read.words == {
-        "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2, "microbatch": 1,
+        "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2,
         "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
         "logger": ["console", "tensorboard"], "stop.metric": "eval_loss", "stop.patience": 5,
     }  # fmt: skip
@@ -69,7 +69,7 @@ def test_an_object_of_a_strategy() -> None:
 def test_the_yaml_of_the_cli() -> None:
     read = example("lightning_cli.yaml")
     assert read.words == {
-        "seed": 42, "devices": 2, "nodes": 1, "strategy": "zero2", "strategy.offload": "cpu", "precision": "bf16_true", "steps": 2000, "accumulate": 1, "microbatch": 1,
+        "seed": 42, "devices": 2, "nodes": 1, "strategy": "zero2", "strategy.offload": "cpu", "precision": "bf16_true", "steps": 2000, "accumulate": 1,
         "checkpoint.keep": None, "checkpoint.every": 200, "logger": ["console"], "optim": "adamw", "optim.lr": 1e-3, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
         "optim.weight_decay": 0.0, "schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0, "clip": None,
     }  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_yaml_of_the_cli() -> None:
         ("strategy='auto', devices='auto'", {}),
         ("precision='16-mixed'", {"precision": "fp16"}),
         ("precision='32-true'", {"precision": "fp32"}),
-        ("accelerator='cpu', devices='3'", {"backend": "gloo", "devices": 3, "batch": 3}),
+        ("accelerator='cpu', devices='3'", {"backend": "gloo", "devices": 3}),
         ("gradient_clip_val=0", {"clip": None}),
     ],
 )
@@ -114,7 +114,7 @@ def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
         ("max_epochs=2, limit_train_batches=1", {"steps": 2}),
         (
             "max_epochs=2, limit_train_batches=5, accumulate_grad_batches=2",
-            {"steps": 6, "accumulate": 2, "microbatch": 1},
+            {"steps": 6, "accumulate": 2},
         ),
         ("max_steps=9, limit_train_batches=1.0", {"steps": 9}),
         ("limit_train_batches=1", {}),
@@ -171,7 +171,7 @@ def test_arguments_in_a_mapping_are_read(tmp_path: Path) -> None:
     path.write_text(
         "common = dict(devices=2, precision='16-mixed')\nmore = {'max_steps': 10, 'gradient_clip_val': 0.5, **common}\ntrainer = Trainer(**more, num_nodes='2')\n"
     )
-    assert imported(path).words == {"devices": 2, "precision": "fp16", "steps": 10, "clip": 0.5, "nodes": 2, "batch": 4}
+    assert imported(path).words == {"devices": 2, "precision": "fp16", "steps": 10, "clip": 0.5, "nodes": 2}
 
 
 @pytest.mark.parametrize(

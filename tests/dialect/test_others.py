@@ -111,3 +111,37 @@ def test_a_config_of_torchtitan_in_python_is_to_be_written_as_json() -> None:
 def test_those_who_share_names_with_them_are_not_meant(tree: dict[str, object]) -> None:
     others.refuse(tree, "config.yaml")
     others.refuse_python(ast.parse("from lightning import Trainer\nTrainer(max_steps=1)"), {}, "train.py")
+
+
+def test_what_a_file_looks_up_or_leaves_empty_is_not_suggested() -> None:
+    tree = {
+        "global_train_batch_size": 4096,
+        "max_duration": None,
+        "seed": "${global_seed}",
+        "precision": "amp_bf16",
+        "optimizer": {"lr": 1e-3},
+    }
+    with pytest.raises(WordsError) as raised:
+        recognise({**tree, "max_duration": None}, "mcli.yaml")
+    assert "steps=<number>" in str(raised.value) and "${" not in str(raised.value) and "null" not in str(raised.value)
+
+
+NANOGPT = """
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+max_iters = 600000
+lr_decay_iters = 600000
+eval_interval = 1000
+weight_decay = 1e-1
+wandb_log = True
+"""
+"""Facts of karpathy/nanoGPT config/train_gpt2.py."""
+
+
+def test_a_file_of_plain_values_is_told_in_words() -> None:
+    with pytest.raises(WordsError, match="a file of plain values") as raised:
+        parse(NANOGPT.encode(), "train_gpt2.py")
+    for word in ("data.sequence=1024", "steps=600000", "evaluate.every=1000"):
+        assert f" {word}" in str(raised.value), word
+    assert "accumulate" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Public configs of seven tools: the command that import prints, its placeholders filled, is a plan of the same training, by tables made by hand."""
+"""Public configs of eight tools: the command that import prints, its placeholders filled, is a plan of the same training, by tables made by hand."""
 
 import shlex
 from pathlib import Path
@@ -10,6 +10,7 @@ from public.jsons import ACCELERATE, DEEPSPEED
 from public.row import Row
 from public.scripts import LIGHTNING, RAY
 from public.trees import AXOLOTL, TORCHTITAN, TORCHTUNE
+from public.trl import TRANSFORMERS
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
@@ -21,7 +22,7 @@ from dtrain.planned import Part, Plan
 from dtrain.resolve import resolve
 
 ROWS = {
-    "accelerate": ACCELERATE, "axolotl": AXOLOTL, "deepspeed": DEEPSPEED, "lightning": LIGHTNING, "ray": RAY, "torchtitan": TORCHTITAN, "torchtune": TORCHTUNE,
+    "accelerate": ACCELERATE, "axolotl": AXOLOTL, "deepspeed": DEEPSPEED, "lightning": LIGHTNING, "ray": RAY, "torchtitan": TORCHTITAN, "torchtune": TORCHTUNE, "transformers": TRANSFORMERS,
 }  # fmt: skip
 EACH = [pytest.param(tool, row, id=row.source.rpartition("/")[2]) for tool, rows in ROWS.items() for row in rows]
 TWO_TOOLS = {"ray-project/ray doc/source/train/doc_code/getting_started_lightning.py"}

@@ -13,7 +13,6 @@ def test_a_script(tmp_path: Path) -> None:
         "launcher.restarts": 3,
         "checkpoint.keep": 2,
         "checkpoint.every": 100,
-        "batch": 4,
     }
     assert read.words == words | {"precision": "fp32"}
     assert read.asked == {"optim.lr", "batch"}, "what a loop of one's own takes is asked for, not left out"
@@ -39,7 +38,6 @@ def test_yaml(tmp_path: Path) -> None:
         "backend": "gloo",
         "checkpoint.best": "eval_loss",
         "checkpoint.keep": 1,
-        "batch": 2,
         "precision": "fp32",
     }
     assert read.command["out"] == "outputs/small"
@@ -56,7 +54,6 @@ def test_elastic_workers_are_elastic_nodes(tmp_path: Path) -> None:
         "devices": 1,
         "launcher": "local",
         "launcher.restarts": 5,
-        "batch": 840,
         "precision": "fp32",
     }
     assert [other.nodes for other in read.plan(tmp_path).others] == [7, 6, 5, 4, 3, 2]

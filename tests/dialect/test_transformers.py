@@ -93,7 +93,7 @@ def test_dpo(tmp_path: Path) -> None:
         ("num_train_epochs=2, lr_scheduler_type='cosine'", "", {"steps"}),
         ("lr_scheduler_type='cosine'", "", {"steps"}),
         ("num_train_epochs=2", "", {"steps", "schedule"}),
-        ("max_steps=5, optim='paged_adamw_8bit'", "", {"optim", "optim.lr"}),
+        ("max_steps=5, optim='paged_adamw_8bit'", "", {"optim", "optim.lr", "optim.weight_decay", "optim.betas"}),
         ("max_steps=5, learning_rate=float(lr)", "", {"optim.lr"}),
         ("max_steps=5, bf16=torch.cuda.is_bf16_supported()", "", {"precision"}),
         ("max_steps=n * 2, learning_rate=lr, warmup_ratio=w, lr_scheduler_type='cosine'", "", {"steps", "optim.lr", "schedule.warmup"}),

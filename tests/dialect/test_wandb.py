@@ -54,7 +54,7 @@ def test_the_jobs_of_an_example_are_judged(name: str, tmp_path: Path) -> None:
         ({"values": [1, 2.5]}, [1, 2.5]),
         ({"min": 0.1, "max": 1}, "interval(0.1,1.0)"),
         ({"min": 1, "max": 8, "distribution": "uniform"}, "interval(1.0,8.0)"),
-        ({"min": 1, "max": 8}, "interval(1,8)"),
+        ({"min": 1, "max": 8}, "int(interval(1,8))"),
         ({"min": "1e-5", "max": "1e-1", "distribution": "log_uniform_values"}, "tag(log,interval(1e-05,0.1))"),
         ({"min": 0, "max": 1, "distribution": "log_uniform"}, f"tag(log,interval(1.0,{2.718281828459045}))"),
         ({"min": 0, "max": 0.3, "q": 0.1, "distribution": "q_uniform"}, [0.0, 0.1, 0.2, 0.3]),

@@ -189,6 +189,7 @@ WAITS_FOR = {
     "predictions on the CPU of an executor": ("spark.py:predictions",),
 }  # fmt: skip
 CUDA = {
+    "what other tools call GPUs": ("config/answers.py:", "config/elsewhere.py:"),
     "its memory is counted there": ("result.py:peak_bytes",),
     "generators of its own": ("model/seeds.py:_states", "model/seeds.py:kept", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (

@@ -81,3 +81,16 @@ def test_another_run_to_begin_with_is_another_run_wherever_it_lies(tmp_path: Pat
     (tmp_path / "moved").mkdir()
     (tmp_path / "a").rename(tmp_path / "moved/a")
     assert finished(plan_of(tmp_path / "init", "steps=4", f"init={tmp_path}/moved/a")) is not None
+
+
+@pytest.mark.parametrize(
+    ("word", "goes_on"), [("optim.lr=0.5", True), ("schedule=constant", True), ("optim=sgd", False), ("seed=3", False)]
+)
+def test_a_run_with_other_values_is_begun_elsewhere_from_what_is_there(
+    word: str, goes_on: bool, tmp_path: Path
+) -> None:
+    out = tmp_path / "my runs"
+    run(plan_of(out, "steps=2"), "")
+    with pytest.raises(WordsError) as raised:
+        finished(plan_of(out, "steps=2", word))
+    assert f"'init={out}" in str(raised.value) and (f"'fork={out}" in str(raised.value)) == goes_on

@@ -18,7 +18,14 @@ def axolotl(name: str, lr: float, micro: int, accumulate: int, **more: Any) -> d
     }  # fmt: skip
 
 
-EIGHT = {"optim": "adamw", "optim.lr": 2e-5, "steps": 300, "checkpoint.every": 100}
+EIGHT = {
+    "optim": "adamw",
+    "optim.lr": 2e-5,
+    "optim.weight_decay": 0.0,
+    "optim.betas": "[0.9,0.999]",
+    "steps": 300,
+    "checkpoint.every": 100,
+}
 COSINE = {"schedule": "cosine", "schedule.warmup": 0.1, "schedule.floor": 0.0, "clip": 1.0}
 FSDP = {
     "fsdp_offload_params": True,
@@ -50,7 +57,7 @@ AXOLOTL = [
     Row("axolotl-ai-cloud/axolotl examples/archived/tiny-llama/pretrain.yml",
         axolotl("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 2e-4, 2, 4, model_type="LlamaForCausalLM", max_steps=200, num_epochs=4, optimizer="adamw_bnb_8bit",
                 gradient_checkpointing=True, val_set_size=0.0),
-        {"optim": "adamw", "optim.lr": 2e-4, "checkpoint.every": 100},
+        {"optim": "adamw", "optim.lr": 2e-4, "optim.weight_decay": 0.0, "optim.betas": "[0.9,0.999]", "checkpoint.every": 100},
         {**COSINE, "schedule.warmup": 20, "batch.micro": 2, "batch.accumulate": 4, "steps": 200, "precision": "bf16_true", "optim.lr": 2e-4}, ["optimizer"]),
     Row("axolotl-ai-cloud/axolotl examples/phi/phi2-ft.yml",
         axolotl("microsoft/phi-2", 3e-6, 2, 1, model_type="AutoModelForCausalLM", num_epochs=4, optimizer="adamw_torch_fused", adam_beta2=0.95, adam_epsilon=1e-5,
@@ -72,7 +79,7 @@ AXOLOTL = [
          "batch.accumulate": 1, "steps": 305, "seed": 42, "precision": "bf16", "remat": "none", "weights": "random"}),
     Row("axolotl-ai-cloud/axolotl examples/qwen2/muon-pretrain-fsdp2.yaml",
         axolotl("Qwen/Qwen2.5-0.5B", 0.02, 4, 1, num_epochs=1, max_steps=305, optimizer="muon", warmup_steps=10, warmup_ratio=None, seed=42, fsdp_config=FSDP2),
-        {"optim": "muon", "optim.lr": 0.02, "checkpoint.every": 100},
+        {"optim": "muon", "optim.lr": 0.02, "optim.weight_decay": 0.0, "checkpoint.every": 100},
         {**COSINE, "schedule.warmup": 10, "strategy": "fsdp", "optim": "muon", "optim.lr": 0.02, "batch.micro": 4, "steps": 305, "seed": 42}, ["optimizer"]),
     Row("axolotl-ai-cloud/axolotl examples/distributed-parallel/llama-3_1-8b-hsdp-tp.yaml",
         {"base_model": "meta-llama/Llama-3.1-8B", "dp_shard_size": 4, "dp_replicate_size": 2, "tensor_parallel_size": 2, "fsdp_version": 2, "datasets": ALPACA,
@@ -85,13 +92,13 @@ AXOLOTL = [
     Row("axolotl-ai-cloud/axolotl examples/gemma2/reward-model.yaml",
         axolotl("google/gemma-2-2b", 2e-4, 2, 4, model_type="AutoModelForSequenceClassification", num_epochs=4, optimizer="adamw_bnb_8bit", remove_unused_columns=False,
                 reward_model=True, tf32=True, gradient_checkpointing=True) | {"bf16": True, "val_set_size": 0.0},
-        {"optim": "adamw", "optim.lr": 2e-4, "steps": 300, "checkpoint.every": 100, "objective": "next_token"},
+        {"optim": "adamw", "optim.lr": 2e-4, "optim.weight_decay": 0.0, "optim.betas": "[0.9,0.999]", "steps": 300, "checkpoint.every": 100, "objective": "next_token"},
         {**COSINE, "model": "google/gemma-2-2b", "batch.micro": 2, "batch.accumulate": 4, "precision": "bf16_true", "remat": "full", "optim.lr": 2e-4, "steps": 300},
         ["optimizer", "reward_model"]),
     Row("axolotl-ai-cloud/axolotl examples/mamba/config.yml",
         axolotl("state-spaces/mamba-2.8b", 5e-5, 1, 4, model_type="MambaLMHeadModel", num_epochs=2, optimizer="paged_adamw_8bit", train_on_inputs=False,
                 group_by_length=True, tf32=True, evals_per_epoch=4),
-        {"model": "gpt", "optim": "adamw", "optim.lr": 5e-5, "steps": 300, "evaluate.every": 50, "checkpoint.every": 100},
+        {"model": "gpt", "optim": "adamw", "optim.lr": 5e-5, "optim.weight_decay": 0.0, "optim.betas": "[0.9,0.999]", "steps": 300, "evaluate.every": 50, "checkpoint.every": 100},
         {**COSINE, "batch.micro": 1, "batch.accumulate": 4, "precision": "bf16_true", "optim.lr": 5e-5}, ["base_model", "optimizer"]),
 ]  # fmt: skip
 
@@ -122,7 +129,7 @@ TORCHTUNE = [
     Row("pytorch/torchtune recipes/configs/llama2/7B_full.yaml", torchtune("torchtune.models.llama2.llama2_7b", 2e-5, 2), TRAINER,
         {**TUNED, "model": "/tmp/model", "batch.micro": 2, "optim.lr": 2e-5}),
     Row("pytorch/torchtune recipes/configs/llama2/7B_full_low_memory.yaml", torchtune("torchtune.models.llama2.llama2_7b", 0, 2, **BITS),
-        {"steps": 300, "optim": "adamw", "optim.lr": 1e-5},
+        {"steps": 300, "optim": "adamw", "optim.lr": 1e-5, "optim.weight_decay": 0.0, "optim.betas": "[0.9,0.999]"},
         {"batch.micro": 2, "precision": "bf16_true", "clip": None, "remat": "full", "optim": "adamw", "optim.lr": 1e-5, "schedule": "constant", "schedule.warmup": 0,
          "steps": 300}, ["optimizer._component_", "optimizer_in_bwd"]),
     Row("pytorch/torchtune recipes/configs/llama3/8B_full.yaml",

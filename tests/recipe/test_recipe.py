@@ -60,6 +60,12 @@ def test_another_choice_drops_the_arguments_of_the_recipe(tmp_path: Path) -> Non
     assert config.model["width"] == 128
 
 
+def test_the_choice_that_a_recipe_leaves_to_the_default_keeps_its_arguments(tmp_path: Path) -> None:
+    said = written(tmp_path, "model: {layers: 3}\n")
+    assert compose([said, "model=gpt"]).model["layers"] == 3
+    assert compose([said, "model=moe"]).model["layers"] != 3
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -37,6 +37,7 @@ def test_its_figures_are_known() -> None:
         ("evaluate.sets={dev: {holdout: 0.5}}", "data=csv has no holdout"),
         ("evaluate.sets={dev: {data: cvs, path: b}}", "there is no such data. Did you mean csv?"),
         ("evaluate.sets={dev: {data: jsonl, path: b}}", "evaluate.sets.dev: data=jsonl needs targets"),
+        ("evaluate.sets={dev: {path: 3}}", "evaluate.sets.dev.path=3 (command line): "),
         ("evaluate.sets={dev: b.csv}", "name what is other than in `data`"),
         ("evaluate.sets={ema: {path: b.csv}}", "Type another name"),
         ("evaluate.sets={Dev-1: {path: b.csv}}", "a set is named by small letters, digits and _, a letter first"),

@@ -1,0 +1,156 @@
+"""What a file says of the method and dtrain does not take over is ??? in the recipe, so that nothing else is trained in its place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from imported import Imported, imported
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.config.answers import SAID
+from dtrain.config.elsewhere import OURS
+from dtrain.config.meaning import meant
+from dtrain.dialect import accelerate, axolotl, deepspeed, lightning, torchtune, transformers, translate
+from dtrain.errors import WordsError
+from dtrain.resolve import resolve
+
+AXOLOTL = {
+    "base_model": "me/small",
+    "sequence_len": 128,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 10,
+    "learning_rate": 1e-4,
+}
+TRL = {"model_name_or_path": "me/small", "dataset_name": "me/chats", "max_steps": 10}
+TUNE = {
+    "batch_size": 1,
+    "epochs": 1,
+    "max_steps_per_epoch": 9,
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4},
+}
+SFT = {**TRL, "assistant_only_loss": True, "packing": True, "learning_rate": 1e-4}
+
+
+def read(folder: Path, written: dict[str, Any] | str) -> Imported:
+    path = folder / ("train.py" if isinstance(written, str) else "theirs.yaml")
+    path.write_text(written if isinstance(written, str) else yaml.safe_dump(written))
+    return imported(path)
+
+
+def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingArguments") -> str:
+    return f"from trl import *\nargs = {name}('out', {of_args})\ntrainer = Trainer({arguments}, args=args)\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ({**AXOLOTL, "optimizer": "adamw_bnb_8bit", "weight_decay": 0.0}, "optim optim.lr optim.weight_decay optim.betas"),
+        ({**AXOLOTL, "optimizer": "paged_adamw_8bit"}, "optim optim.weight_decay optim.betas"),
+        ({**AXOLOTL, "optimizer": "lion"}, "optim optim.lr optim.weight_decay"),
+        ({**AXOLOTL, "deepspeed": "not/there.json"}, "strategy clip"),
+        ({**AXOLOTL, "rl": "grpo"}, "objective"),
+        ({**AXOLOTL, "load_in_4bit": True, "adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "fsdp_config": {"offload_params": True}}, "adapter"),
+        ({**TRL, "learning_rate": 1e-5, "beta": 0.01, "load_in_4bit": True, "use_peft": True, "lora_r": 8}, "objective adapter.targets"),
+        ({**TRL, "beta": 0.01}, "objective optim.lr"),
+        ({**SFT, "load_in_8bit": True, "use_peft": True}, "adapter"),
+        ({**SFT, "optim": "adamw_bnb_8bit"}, "optim optim.lr optim.weight_decay optim.betas"),
+        ({**TRL, "num_generations": 8, "reward_funcs": "accuracy_reward"}, "objective"),
+        ({"model_name_or_path": "me/small", "per_device_train_batch_size": 2, "max_steps": 9}, "optim.lr precision"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"deepspeed_config_file": "not/there.json"}}, "strategy clip precision batch"),
+        ({**TUNE, "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLLoss"}, "loss": {"_component_": "torch.nn.CrossEntropyLoss"}}, "objective"),
+        ({**TUNE, "loss": {"_component_": "torchtune.dev.grpo.loss.GRPOSimpleLoss"}}, "objective"),
+        ({**TUNE, "optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW8bit", "lr": 1e-4}}, "optim optim.lr optim.weight_decay optim.betas"),
+        ({"trainer": {"max_steps": 9, "devices": 2, "accumulate_grad_batches": 2}}, "microbatch"),
+        ({"trainer": {"max_steps": 9, "devices": 2}}, "batch"),
+        (trainer("compute_loss_func=mine"), "objective"),
+        (trainer("model=made()"), "model"),
+        ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup schedule.decay"),
+    ],
+)  # fmt: skip
+def test_what_decides_the_method_is_left_open(written: dict[str, Any] | str, asked: str, tmp_path: Path) -> None:
+    found = read(tmp_path, written)
+    missing = {word for word in asked.split() if found.ledger.words.get(word) != "???" or word not in found.command}
+    assert not missing, (found.ledger.words, found.command)
+    place = tmp_path / "recipe.yaml"
+    place.write_text(found.recipe)
+    with pytest.raises(WordsError) as raised:
+        resolve(compose([f"recipe={place}"]), Cluster(gpus=2, cpus=2))
+    for word in asked.split():
+        assert f"leaves {word} to you" in str(raised.value) or word.split(".")[0] in asked.split(), word
+
+
+def test_what_another_choice_does_not_take_is_no_longer_asked_for(tmp_path: Path) -> None:
+    place = tmp_path / "recipe.yaml"
+    place.write_text(read(tmp_path, {**AXOLOTL, "optimizer": "adamw_bnb_8bit"}).recipe)
+    words = [
+        "model=gpt",
+        "data=text",
+        "data.holdout=0",
+        "optim=sgd",
+        "optim.lr=0.1",
+        "optim.weight_decay=0",
+        "schedule=constant",
+        "strategy=ddp",
+    ]
+    said = ""
+    try:
+        plan = resolve(compose([f"recipe={place}", *words]), Cluster(gpus=2, cpus=2))
+    except WordsError as error:
+        said = str(error)
+    assert "betas" not in said, said
+    assert said or plan.optim["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 2}, {"clip": 1.0, "strategy": "zero3"}),
+        (SFT, {"precision": "bf16", "remat": "full", "optim.lr": 1e-4, "clip": 1.0, "model.name": "me/small", "optim.weight_decay": 0.0}),
+        ({**TRL, "packing": False}, {"optim.lr": 2e-5, "precision": "bf16", "remat": "full", "microbatch": 8}),
+        ({**TRL, "f_divergence_type": "reverse_kl"}, {"optim.lr": 1e-6, "objective": "dpo", "objective.beta": 0.1}),
+        ({**SFT, "dtype": "bfloat16", "bf16": True}, {"precision": "bf16_true"}),
+        ({**SFT, "use_peft": True, "load_in_4bit": True, "lora_target_modules": "all-linear"},
+         {"adapter": "qlora", "adapter.double": False, "adapter.rank": 16, "adapter.alpha": 32, "adapter.dropout": 0.05, "adapter.targets": None, "precision": "bf16"}),
+        ({**SFT, "use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj"], "dtype": "bfloat16"}, {"adapter": "lora", "adapter.rank": 4, "adapter.targets": ["q_proj"], "precision": "bf16"}),
+        ({**SFT, "lora_r": 4, "use_peft": False}, {"adapter": None}),
+    ],
+)  # fmt: skip
+def test_what_a_tool_fills_in_is_in_the_recipe(written: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
+    found = read(tmp_path, written).words
+    assert {word: found.get(word) for word in words} == words
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure"),
+    [(None, "eval_loss"), ("accuracy", "eval_accuracy"), ("eval_f1", "eval_f1"), ("loss", "eval_loss")],
+)
+def test_the_best_checkpoint_is_that_of_the_metric(metric: str | None, figure: str, tmp_path: Path) -> None:
+    given = f"max_steps=9, load_best_model_at_end=True, metric_for_best_model={metric!r}"
+    told = read(tmp_path, trainer("train_dataset=rows", given)).told("refused")
+    assert f"checkpoint.best={figure}" in told["TrainingArguments.load_best_model_at_end"]
+    axolotl = read(tmp_path, {**AXOLOTL, "load_best_model_at_end": True, "metric_for_best_model": metric})
+    assert f"checkpoint.best={figure}" in axolotl.told("refused")["load_best_model_at_end"]
+
+
+TABLES = {
+    "accelerate": accelerate.RULES, "axolotl": axolotl.RULES, "deepspeed": deepspeed.RULES, "lightning": lightning.TRAINER, "torchtune": torchtune.RULES,
+    "transformers": transformers.RULES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TABLES)
+def test_a_name_means_the_same_in_a_file_and_on_the_command_line(tool: str) -> None:
+    wrong, compared = [], 0
+    for name in sorted({*SAID, *OURS} & {*TABLES[tool]} - {"resume_from_checkpoint"}):
+        for value in (4, True, "none", "cosine"):
+            (entry, *_) = translate(
+                {"trainer": {name: value}} if tool == "lightning" else {name: value}, tool, "file"
+            ).entries
+            if entry.kind == "carried":
+                told = meant(name, str(value).lower())
+                wrong += [(entry, told)] * (not any(f"{word}=" in told for word in entry.words))
+                compared += 1
+    assert wrong == [] and compared > 1

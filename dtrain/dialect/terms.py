@@ -65,7 +65,7 @@ def best(ledger: Ledger, key: str, value: Any) -> None:
     """Refuse to end with the best weights, and name the word that keeps them, by the metric beside the key."""
     metric = str(ledger.get(f"{key.rpartition('.')[0]}.metric_for_best_model".removeprefix("."), "loss"))
     figure = f"eval_{metric.removeprefix('eval_')}"
-    lacking(f"type checkpoint.best={figure} to keep the best checkpoint beside the newest.")(ledger, key, value)
+    lacking(f"type checkpoint.best={figure}: the best checkpoint is kept and named <out>/best.")(ledger, key, value)
 
 
 def of_the_hub(path: str, name: str, split: str) -> str:

@@ -33,8 +33,7 @@ def swept(name: str, spec: dict[str, Any], method: str = "random") -> Any:
 @pytest.mark.parametrize("name", ["wandb_bayes.yaml", "wandb_grid.yaml"])
 def test_the_jobs_of_an_example_are_judged(name: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(example(name).recipe)
-    more = ["model=gpt", "data=text", "sweep.metric=eval_loss", "sweep.goal=min"] if "bayes" in name else RUN
-    more += [] if "bayes" in name else ["epochs=null"]
+    more = [*RUN, *(["sweep.metric=eval_loss", "sweep.goal=min"] if "bayes" in name else ["epochs=null"])]
     request = jobs.read([f"recipe={tmp_path}/mine.yaml", "sweep.out=s", *more])
     judged = jobs.judged(request, Cluster(0, 2), resolve)
     space = {axis.key: axis for axis in request.space}

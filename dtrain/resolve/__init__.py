@@ -23,6 +23,7 @@ from dtrain.resolve import (
     chunk,
     comparing,
     conflicts,
+    counting,
     declared,
     epochs,
     fit,
@@ -82,7 +83,6 @@ RULES: tuple[Rule, ...] = (
     pipeline.shape,
     batch.arithmetic,
     reduction.reduced,
-    epochs.steps,
     model_axes.model,
     model_axes.rows,
     declared.model,
@@ -100,7 +100,6 @@ RULES: tuple[Rule, ...] = (
     sets.predicted,
     conflicts.sizes,
     conflicts.data,
-    conflicts.contradictions,
     fit.checkpoint,
     stopping.early,
     fit.optim,
@@ -109,6 +108,8 @@ RULES: tuple[Rule, ...] = (
     targets.arguments,
     loop.words,
 )
+LENGTH: tuple[Rule, ...] = (epochs.steps, conflicts.contradictions)
+"""Rules of the length of the run, which may have to open the data: with `epochs`, when nothing else is wrong."""
 
 
 @deciding()
@@ -116,6 +117,7 @@ def resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) -
     """Decide every field of the plan, for each allowed number of nodes; `trace` gives strategy=auto the shapes of a
     model that has no formula. Raises WordsError with all problems that can be known before launch.
     """
+    counting.forget()
     return _resolve(config, cluster, trace)
 
 
@@ -213,6 +215,9 @@ def _decided(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | N
     except Undecided:
         undecided = True
     more, also = _follow(RULES, known, cluster, draft)
+    if known.epochs is None or not (wrong or problems or more or undecided or also):
+        longer, unknown = _follow(LENGTH, known, cluster, draft)
+        more, also = more + longer, also or unknown
     if wrong or problems or more:
         raise WordsError(*wrong.values(), *(_with_sources(problem, config) for problem in problems + more))
     if undecided or also:

@@ -113,6 +113,10 @@ class Pictures:
             targets = np.array(self._places)[targets]
         return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
 
+    def as_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as those with these names."""
+        self._places = records.same_classes(names, self.classes, "data.path")
+
     def original(self, index: Indices) -> Indices:
         """Numbers of these samples among all images."""
         return self._split.original(index)

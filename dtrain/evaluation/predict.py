@@ -20,8 +20,7 @@ from dtrain.config.facts import about
 from dtrain.data import IGNORE, Batch, Growing, Indices, Source
 from dtrain.data.collate import Sizes
 from dtrain.data.dataset import Dataset
-from dtrain.data.stream import as_source, to_device
-from dtrain.data.windows import whole
+from dtrain.data.stream import to_device
 from dtrain.errors import PreflightError, Status, WordsError, about_data
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load, other_data
@@ -108,8 +107,8 @@ def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
     if parts.plan.predict["data"]:
         task = about(parts.plan.objective).get("task")
         with about_data("predict.data"):
-            return parts.masked(
-                whole(as_source(build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))))
+            return parts.beside_training(
+                build(targetless(parts.plan.predict["data"], task=task, trained=parts.plan.data))
             )
     stream = commit["facts"].get("stream")
     if stream and isinstance(parts.source, Growing):

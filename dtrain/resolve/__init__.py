@@ -38,6 +38,7 @@ from dtrain.resolve import (
     pipeline,
     ranks,
     reduction,
+    rowtext,
     sets,
     small,
     stopping,
@@ -126,6 +127,9 @@ def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) 
     config, wrong = mixture.composed(config)
     if wrong:
         raise WordsError(*wrong, *further(config, cluster))
+    config, wrong = rowtext.padded(config)
+    if wrong:
+        raise WordsError(*wrong, *further(replace(config, data=UNKNOWN), cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = chunk.decided(_plan_on(most, config, cluster, trace), cluster)

@@ -13,6 +13,7 @@ import numpy as np
 from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import arrowfile, caching, linefile, parquetfile, rowindex, rowlengths, store
 from dtrain.storage.rowindex import File
+from dtrain.storage.wordfile import Encoder, WordFile
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
@@ -36,7 +37,7 @@ PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 class Reader:
     """Opens files of one format. `cache`: the folder of their indices; `separator`, a name: of csv; `text`: the column
     that is read is one of text; `split`: of a dataset of Hugging Face; `raw`: columns are read as they are, of any
-    kind.
+    kind; `texts`: columns of text whatever is in them, which `encoder` makes tokens of, if it is given.
     """
 
     format: str
@@ -45,6 +46,8 @@ class Reader:
     text: bool = False
     split: str | None = None
     raw: bool = False
+    texts: Sequence[str] = ()
+    encoder: Encoder | None = None
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
@@ -87,20 +90,30 @@ class Reader:
             return linefile.LineFile(url, self._form, columns, self.cache, self.raw)
 
         with ThreadPoolExecutor(STREAMS) as pool:
-            return list(pool.map(one, urls))
+            files = list(pool.map(one, urls))
+        if self.encoder is None:
+            return files
+        (column,) = self.texts
+        return [WordFile(file, column, self.encoder) for file in files]
 
     @property
     def _form(self) -> linefile.Format:
         if self.format == "jsonl":
             return linefile.JsonLines()
-        return linefile.Separated(linefile.SEPARATORS[self.separator], numbers=not self.text)
+        return linefile.Separated(linefile.SEPARATORS[self.separator], numbers=not self.text, texts=self.texts)
 
 
-def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
-    """The reader that a part of data uses; `format` None: by the names of its files. Raises PreflightError."""
+def reader_of(
+    data: Mapping[str, Any], path: str | Sequence[str], format: str | None, encoder: Encoder | None = None
+) -> Reader:
+    """The reader that a part of data uses; `format` None: by the names of its files; `encoder`: of its column of text.
+    Raises PreflightError.
+    """
     cache = caching.folder(data.get("cache"))
     if format:
-        return Reader(format, cache, data.get("separator", "comma"), split=data.get("split"))
+        texts = [data["inputs"]] if data.get("tokenizer") else []
+        separator, split = data.get("separator", "comma"), data.get("split")
+        return Reader(format, cache, separator, split=split, texts=texts, encoder=encoder)
     (url, *_) = rowindex.found(path, [suffix for each in SUFFIXES.values() for suffix in each])
     for name, suffixes in SUFFIXES.items():
         if url.lower().endswith(suffixes):
@@ -160,7 +173,7 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
             list(pool.map(lambda url: reader.check(url, columns), urls))
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
             files = reader.opened(urls, columns)
-            kinds([file.facts for file in files], columns, text=reader.text)
+            kinds([file.facts for file in files], columns, text=reader.text, target=data.get("targets"))
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
             if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1])) != then[0]:
@@ -170,15 +183,23 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
             if data.get("pad") is not None and data.get("packing") != "pack" and _are_few(files):
                 check_some(files, [name for name in columns if name != data["targets"]] or columns, reader.cache)
             if data.get("bucket") is not None:
-                check_bucket(files, columns, reader.cache)
+                check_bucket(files, [name for name in columns if name != data["targets"]] or columns, reader.cache)
     except (PreflightError, WordsError) as error:
         return str(error)
     return ""
 
 
-def kinds(facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool) -> dict[str, str]:
-    """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers."""
-    return {name: _kind(name, {each["kinds"].get(name) for each in facts} - {None}, text) for name in columns}
+def kinds(
+    facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool, target: str | None = None
+) -> dict[str, str]:
+    """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers; the
+    `target` may be words, which are classes.
+    """
+    every = {name: {each["kinds"].get(name) for each in facts} - {None} for name in columns}
+    return {
+        name: "text" if name == target and several == {"text"} else _kind(name, several, text)
+        for name, several in every.items()
+    }
 
 
 def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
@@ -253,8 +274,9 @@ def _kind(name: str, several: set[str], text: bool) -> str:
             raise WordsError(f"data.column={name}: the column holds {_plural(kind)}. Name one of text.")
         if not text and kind == "text":
             raise WordsError(
-                f"data: column {name} holds text. To train on it type data=text data.path=<the files> "
-                f"data.column={name}; a column of classes has a number for each, from 0 on."
+                f"data: column {name} holds text. For a class or number of each row type data.inputs={name} "
+                "data.tokenizer=<the folder of a tokenizer>; to train on all of its tokens type data=text "
+                f"data.path=<the files> data.column={name}."
             )
         if not text and "binary" in kind:
             raise WordsError(

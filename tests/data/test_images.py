@@ -116,7 +116,7 @@ def test_what_is_wrong_is_told_before_the_launch(
     assert missing(flowers, tmp_path) == []
     other = folder(tmp_path / "other", 2, ["rose", "tulips"])
     (told,) = missing(flowers, tmp_path, f"data.holdout_path={other}")
-    assert told == "data.holdout_path has 1 class(es) that data.path lacks: tulips. Did you mean tulip?"
+    assert told == "data.holdout_path has 1 class(es) that training lacks: tulips. Did you mean tulip?"
     (told,) = missing(flowers, tmp_path, "data.normalize={mean: [1], std: [0]}")
     assert told.startswith("data.normalize: mean and std need 3 number(s) each")
     (flowers / "rose/0.jpg").write_text("<html>")

@@ -41,9 +41,10 @@ def count(part: Mapping[str, Any], trust: Sequence[str]) -> Count:
         return Count(sum(one.samples for one in each.values()), f"all sources: {told}")
     if facts.get("replayed"):
         raise PreflightError("a stream has no index, so nobody knows its samples before it ends.")
+    own = own if isinstance(own, Mapping) else {}
     if samples := dataset(own).get("samples"):
         return Count(_trained(part, samples), f"about of {own['_target_']}")
-    if isinstance(own, Mapping) and own.get("_target_") == GIVEN:
+    if own.get("_target_") == GIVEN:
         return Count(_trained(part, _length_of(build(own))), f"len of {own['of'].partition('.')[2]}")
     return _counted(json.dumps([part, list(trust), str(Path.cwd()), secrets.opened(part.get("path"))]))
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,8 +111,9 @@ def classes_of(file: File, column: str, cache: Path, rows: int) -> list[str]:
     return words
 
 
-def numbers_of(words: Sequence[Any], classes: Mapping[str, int], where: str) -> NDArray[np.int64]:
+def numbers_of(words: Iterable[Any], classes: Mapping[str, int], where: str) -> NDArray[np.int64]:
     """The classes of words. Raises WordsError for one that is none."""
+    words = list(words)
     unknown = next((word for word in words if word not in classes), None)
     if unknown is not None:
         raise WordsError(f"{where} has {json.dumps(unknown)}, which is no class of training: {', '.join(classes)}.")

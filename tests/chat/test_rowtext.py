@@ -114,6 +114,8 @@ def test_it_trains_evaluates_and_predicts_the_names_of_classes(folder: Path, tmp
     predict.run([f"out={tmp_path}/run", f"predict.to={tmp_path}/a.jsonl", f"predict.data.path={tmp_path}/new.csv"])
     said = [json.loads(line)["prediction"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert said == [NAMES[label] for label in theirs(ROWS)[1].argmax(1)]
+    ours = dtrain.predictions(tmp_path / "run", [text for text, _ in ROWS], "predict.scores=logits")
+    torch.testing.assert_close(torch.tensor([row["logits"] for row in ours]), theirs(ROWS)[1])
 
 
 def test_what_does_not_go_with_text_is_told(folder: Path, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ WAITS_FOR = {
         "data/mixture.py:Joined.take",
         "data/mixture.py:_merged",
         "data/packing.py:Packed._heldout", "data/packing.py:Packed._made", "data/packing.py:_of_blocks", "data/tokens.py:PackedTokens.order", "data/wholedocs.py:Documents.ends", "data/wholedocs.py:Documents.tokens", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
-        "data/pictures.py:Pictures.take", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
+        "data/pictures.py:Pictures.described", "data/pictures.py:Pictures.take", "evaluation/beside.py:_read", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
         "storage/imageindex.py:Images.read", "storage/imageindex.py:_is_current", "storage/tarindex.py:Shards._places", "storage/tarindex.py:Shards._read", "storage/tarindex.py:opened",
         "data/rows.py:Table.__getitem__", "data/rows.py:Table._in_blocks", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split", "storage/linekinds.py:_fits", "storage/parquetfile.py:_cast", "storage/parquetfile.py:_check_finite",
     ),
@@ -179,7 +179,7 @@ WAITS_FOR = {
         "parallel/context.py:_lengths", "parallel/context.py:_pieces", "parallel/ring.py:_documents",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
+        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/predict.py:targets_of", "evaluation/raw.py:_plain", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/checks.py:distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",

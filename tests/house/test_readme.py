@@ -82,6 +82,8 @@ def test_the_commands_of_evaluating_run(tmp_path: Path) -> None:
             assert done.returncode == 0, (line, done.stdout + done.stderr)
             printed.append(done.stdout)
     assert "eval_auroc" in printed[1] and "300 rows" in printed[3]
+    shown = commands.python("-c", block("docs/evaluating.md", "import json"), cwd=tmp_path)
+    assert shown.returncode == 0 and " -> " in shown.stdout, shown.stderr
 
 
 @pytest.mark.campaign("documents")
@@ -167,6 +169,7 @@ HELD = {
         "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
         "python -m dtrain predict": "the same",
+        "import json": "the same",
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {

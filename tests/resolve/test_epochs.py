@@ -33,6 +33,7 @@ OWN = ("model=mlp", "data=dataset", "data.dataset._target_=faces.Faces", "object
         (("epochs=0.5",), 63),
         (("epochs=3", "batch=7"), 429),
         (("epochs=1", "microbatch=2", "accumulate=5"), 100),
+        (("epochs=3", "microbatch=2", "accumulate=2", "data.samples=9"), 7),
     ],
 )
 def test_steps_follow_from_the_length_and_the_batch(words: tuple[str, ...], steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Columns beside an answer of `dtrain predict`: the file of an image, the target of the row, those that are asked for."""
+"""Columns beside an answer of `dtrain predict`: the file of an image, the target of the row, and what was asked for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,5 +1,6 @@
 """data=images: the same samples on any mesh and with any number of processes, cut out at random by seed, pass and image."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,12 @@ def test_the_seed_is_that_of_the_run(flowers: Path) -> None:
     of = "data.of={a: {data: images, path: a}, b: {data: images, path: b, seed: 9}}"
     mixed = plan("model=cnn", "data=mixture", of, "data.weights={a: 1, b: 1}", "seed=3").data["of"]
     assert (mixed["a"]["seed"], mixed["b"]["seed"]) == (3, 9)
+
+
+def test_a_further_set_with_fewer_classes_has_the_numbers_of_training(tmp_path: Path) -> None:
+    trained, other = build(folder(tmp_path / "a", 4), tmp_path), folder(tmp_path / "b", 4)
+    shutil.rmtree(tmp_path / "b" / "daisy")
+    further = build(other, tmp_path, holdout=0)
+    further.as_classes(trained.class_names)
+    targets = further.take(np.arange(8), np.zeros(8, np.int64))["targets"]
+    assert sorted(targets.tolist()) == [1] * 4 + [2] * 4, "rose and tulip of daisy, rose and tulip"

@@ -1,6 +1,6 @@
 """dtrain: describe a training run in a few words; get the same losses on every mesh.
 
-    from dtrain import run, plan, load                                      # words and your own objects
+    from dtrain import run, plan, load, predictions                         # words and your own objects
     from dtrain import Mesh, assemble, prepare, parallelize, clip, Stream, Checkpoint    # a loop of your own
 
 Nothing heavy is imported before it is used.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtrain.api import load as load
     from dtrain.api import plan as plan
+    from dtrain.api import predictions as predictions
     from dtrain.api import run as run
     from dtrain.checkpoint import Checkpoint as Checkpoint
     from dtrain.data.stream import Stream as Stream
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "run": "dtrain.api", "plan": "dtrain.api", "load": "dtrain.api", "Plan": "dtrain.planned",
-    "Result": "dtrain.result",
+    "run": "dtrain.api", "plan": "dtrain.api", "load": "dtrain.api", "predictions": "dtrain.api",
+    "Plan": "dtrain.planned", "Result": "dtrain.result",
     "Mesh": "dtrain.mesh", "assemble": "dtrain.loop.assemble", "prepare": "dtrain.loop.assemble",
     "parallelize": "dtrain.parallel.order", "clip": "dtrain.optim.clip", "Stream": "dtrain.data.stream",
     "Checkpoint": "dtrain.checkpoint", "DtrainError": "dtrain.errors", "WordsError": "dtrain.errors",

@@ -1,19 +1,24 @@
-"""dtrain as a library: `run`, `plan` and `load`, with words and with the caller's own objects.
+"""dtrain as a library: `run`, `plan`, `load` and `predictions`, with words and with the caller's own objects.
 
 import dtrain
 result = dtrain.run("steps=100", "strategy=ddp", "devices=2", model=Net, data=dataset, out="runs/a")
 model = dtrain.load("runs/a", model=Net)
+answers = dtrain.predictions("runs/a", [torch.ones(4)], model=Net)
 """
 
+import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dtrain.build import giving
+from dtrain.build import build, giving
 from dtrain.cluster import detect
 from dtrain.compose import compose, run_at, value_of
 from dtrain.compose.typed import typed
@@ -110,10 +115,7 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
     `model`, `data`: those that were passed to `run`, which get the arguments that the run had; the data is read only if
     the model takes its sizes from it. Raises StoreError if there is no checkpoint.
     """
-    url = run_at(words, os.fspath(source))
-    root = url.split("/checkpoints/")[0]
-    if not store.children(root):
-        raise StoreError.during("find a checkpoint at", root, "nothing is there")
+    url, root = _checkpoint(source, words)
     with _given(words, model, data, None, root) as all_words:
         decided = resolve(compose([*all_words, *ALONE], run=root, brought=PLACES.values()), detect())
         from dtrain.evaluation.session import weights
@@ -121,6 +123,45 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
         unsharded = weights(decided, url)
         unsharded.eval()
         return unsharded
+
+
+@_briefly
+def predictions(
+    source: str | os.PathLike[str], inputs: Iterable[Any], *words: str, model: Any = None, data: Any = None
+) -> list[dict[str, Any]]:
+    """The answers of the run, or checkpoint, at URL `source` to raw inputs, as rows of `python -m dtrain predict`:
+    {"row": 0, "prediction": "rose", "probability": 0.93}.
+
+    `inputs`: texts for a run with a tokenizer; paths, images of PIL or arrays of bytes for one of images; dicts of
+    columns for one of rows; else tensors or arrays, of the shape of one sample each. The run's own tokenizer, size and
+    transform are applied. `model`, `data`: those that were passed to `run`; the data is read for sizes and classes.
+
+    Raises WordsError for inputs that the run cannot answer, StoreError if there is no checkpoint.
+    """
+    url, root = _checkpoint(source, words)
+    with tempfile.TemporaryDirectory(prefix="dtrain-") as folder, _given(words, model, data, None, root) as all_words:
+        alone = [*all_words, *ALONE]
+        from dtrain.evaluation.raw import as_data
+
+        trained = resolve(compose(alone, run=root, brought=PLACES.values()), detect())
+        (rows := Path(folder, "rows")).mkdir()
+        part, objects = as_data(inputs, trained, rows)
+        asked = [f"predict.data={text(part)}", f"predict.to={folder}/answers.jsonl"]
+        with giving({**_unnamed(model=model, data=data), **objects}):
+            decided = resolve(compose([*alone, *asked], run=root, brought=PLACES.values()), detect())
+            decided = replace(decided, init=url if url != root else None)
+            build(decided.launcher).launch(decided.with_loop("dtrain.evaluation.predict.predict"))
+        told = [json.loads(line) for line in Path(folder, "answers.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in ("file", "target")} for row in told]
+
+
+def _checkpoint(source: str | os.PathLike[str], words: tuple[str, ...]) -> tuple[str, str]:
+    """(the URL of a run or checkpoint, the URL of its run). Raises StoreError if nothing is there."""
+    url = run_at(words, os.fspath(source))
+    root = url.split("/checkpoints/")[0]
+    if not store.children(root):
+        raise StoreError.during("find a checkpoint at", root, "nothing is there")
+    return url, root
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+import yaml
+
 from dtrain import recipe, secrets
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
@@ -19,13 +21,13 @@ from dtrain.compose.typed import typed, unlisted
 from dtrain.config import meaning
 from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
-from dtrain.errors import DtrainError, WordsError
+from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.recipe import policy
 from dtrain.recipe.locate import of_best
 from dtrain.resolve import further
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.storage import options
+from dtrain.storage import options, store
 
 REPEATED = ("recipe", "hydra.searchpath")
 """Words that may be given several times and all count."""
@@ -54,6 +56,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     )
     written = recipe.of_run(run, overridden={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
+    written = _with_steps(written, run)
     written = _renamed(written, [word for word in asked if word.key in [f"{key}._target_" for key in brought]])
     given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
@@ -93,6 +96,18 @@ def with_spaces(asked: Sequence[Word]) -> list[Word]:
         raise WordsError(*problems)
     settled = [word for word in _settle(given) if word.place and (word.sweep or word.key.startswith("sweep."))]
     return [*settled, *asked]
+
+
+def _with_steps(written: list[Word], run: str | None) -> list[Word]:
+    """The words of a run, whose epochs were steps of data that need not be here."""
+    if run is None or all(word.key != "epochs" or word.value is None for word in written):
+        return written
+    try:
+        known = yaml.safe_load(store.read(store.join(run, "plan.yaml")))["steps"]
+    except (StoreError, yaml.YAMLError, TypeError, KeyError):
+        return written
+    others = [word for word in written if word.key not in ("epochs", "steps")]
+    return [*others, *(replace(word, key="steps", value=known) for word in written if word.key == "epochs")]
 
 
 def _renamed(written: list[Word], targets: Sequence[Word]) -> list[Word]:

@@ -52,7 +52,8 @@ class Schema:
     epochs: float | None = key(
         "number > 0 or null",
         None,
-        "passes over the training data, instead of steps; for data that states its length before launch",
+        "passes over the training data, instead of steps: epochs x its samples / batch, rounded up, counted before "
+        "launch; needs data with an index",
     )
     batch: int = key(
         "int >= 1 and <= 1000000000 samples",

@@ -168,6 +168,9 @@ class Predict:
     scores: str = key(
         ["none", "probabilities", "logits"], "none", "of all classes, as a column beside the predicted one"
     )
+    columns: list[str] = key(
+        "list of text", [], "columns of the files of rows to write beside the answers, such as [id,text]"
+    )
     batch: int = key("int >= 1 samples", 32, "rows of a forward, on any number of ranks")
     part: int = key("int >= 1 samples", 8192, "rows that become durable together")
 

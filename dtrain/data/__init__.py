@@ -85,6 +85,20 @@ class Noted(Protocol):
 
 
 @runtime_checkable
+class Classed(Protocol):
+    """A source whose classes may have names."""
+
+    @property
+    def class_names(self) -> list[str] | None: ...
+
+    def as_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as those with these names, of training. Raises WordsError for a class that is none of
+        them, PreflightError for numbers in place of names.
+        """
+        ...
+
+
+@runtime_checkable
 class Padding(Protocol):
     """A source that may pad rows, and knows where it did."""
 
@@ -141,6 +155,6 @@ def context_of(source: Source) -> int:
 
 
 __all__ = [
-    "IGNORE", "Asking", "Batch", "Chatting", "Growing", "Indices", "Loading", "Noted", "Ordered", "Padding", "Source",
-    "Tensor", "TextSource", "Typed", "context_of",
+    "IGNORE", "Asking", "Batch", "Chatting", "Classed", "Growing", "Indices", "Loading", "Noted", "Ordered", "Padding",
+    "Source", "Tensor", "TextSource", "Typed", "context_of",
 ]  # fmt: skip

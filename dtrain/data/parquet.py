@@ -9,18 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from dtrain.data.packing import Packed
-from dtrain.data.rows import Pattern, Rows
+from dtrain.data.rows import Pattern, Rows, reader
 from dtrain.data.samples import Transform
 from dtrain.data.split import Blocks
-from dtrain.storage.caching import folder
-from dtrain.storage.rowfile import Reader
 from dtrain.storage.rowindex import File
 
 
 def build(
     *, path: str | Sequence[str], inputs: Pattern | None, targets: str | None, holdout: float, shift: bool,
     outputs: int | None, pad: float | None, length: int | None, packing: str, sequence: int | None,
-    bucket: int | None = None, transform: Transform | None = None, cache: str | None,
+    tokenizer: str | None = None, bucket: int | None = None, transform: Transform | None = None, cache: str | None,
 ) -> Rows | Packed:  # fmt: skip
     """A Source of all rows. Raises PreflightError for a file that cannot be read."""
 
@@ -29,9 +27,9 @@ def build(
         blocks = int(np.searchsorted(np.cumsum(sizes), rows)) + 1
         return Blocks(tuple(sizes[:blocks]), tuple(weights[:blocks]), holdout)
 
-    reader = Reader("parquet", folder(cache))
+    made = reader("parquet", cache, inputs, tokenizer, sequence or length)
     rows = Rows(
-        reader, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
+        made, path, inputs=inputs, targets=targets, holdout=holdout, shift=shift, outputs=outputs, pad=pad,
         length=length, transform=transform, split=split, packed=packing == "pack", bucket=bucket,
     )  # fmt: skip
-    return Packed(rows, window=sequence, pad=pad, cache=reader.cache) if packing == "pack" and sequence else rows
+    return Packed(rows, window=sequence, pad=pad, cache=made.cache) if packing == "pack" and sequence else rows

@@ -113,6 +113,19 @@ class Pictures:
             targets = np.array(self._places)[targets]
         return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
 
+    def as_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as those with these names."""
+        self._places = records.same_classes(names, self.classes, "data.path")
+
+    def described(self, images: Indices, trained: Sequence[str]) -> dict[str, list[Any]]:
+        """The file of each of these images, and its class, if the classes are those that were `trained`."""
+        told: dict[str, list[Any]] = {"file": [self._decoder.images.name(number) for number in images.tolist()]}
+        names = self.classes
+        if isinstance(names, int) or (names and {*names} <= {*trained}):
+            numbers = self._decoder.images.labels(images).tolist()
+            told["target"] = numbers if isinstance(names, int) else [names[number] for number in numbers]
+        return told
+
     def original(self, index: Indices) -> Indices:
         """Numbers of these samples among all images."""
         return self._split.original(index)

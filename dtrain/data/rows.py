@@ -3,25 +3,30 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dtrain.chat.rowtext import RowText
 from dtrain.data import IGNORE
 from dtrain.data.dataset import MOST_CLASSES, Dataset, too_many
 from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowfile, rowindex, rowlengths
+from dtrain.storage import caching, rowfile, rowindex, rowlengths
 from dtrain.storage.linekinds import EXACT, TYPES
 from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
+from dtrain.storage.wordfile import WordFile, classes_of, numbers_of
 
 Pattern = str | Sequence[str]
 Form = Literal["auto", "column", "mapping"]
+LOOKED_AT = 512
+"""Rows of text by which it is told how many are cut."""
 
 
 class Rows(Dataset):
@@ -46,7 +51,7 @@ class Rows(Dataset):
         masks = [name for name in named if name not in columns]
         form: Form = "mapping" if masks else "auto"
         form = "column" if isinstance(inputs, str) else form
-        table = Table(files, [name for name in named if name in columns], targets, form)
+        table = Table(files, [name for name in named if name in columns], targets, reader.cache, form)
         if not len(table):
             raise PreflightError(f"data.path={urls[0]}: there is no row in {len(files)} file(s).")
         self._files, self._seen, self._table, self._cache = files, len(table), table, reader.cache
@@ -70,7 +75,15 @@ class Rows(Dataset):
                 f"data: {rounded}, and beside fractions whole numbers become fp32, which has all of them up to "
                 f"{EXACT}. If it is an id, give it a column of its own, and name that alone: data.inputs=<the column>"
             )
+        if cut := self._table.cut:
+            sentences.append(f"data: {cut}")
         return sentences
+
+    def as_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as those of training, which have these `names`, and not as these files alone would.
+        Raises WordsError for a class that training does not have, when it is read.
+        """
+        self._table.number(names)
 
     @property
     def part(self) -> Split:
@@ -156,30 +169,62 @@ class Rows(Dataset):
 class Table:
     """A map-style dataset of (input, target). Columns of one number each are one vector, of int64 if all of them are
     whole, else of fp32; several others are a mapping. `form`: a `column` that was named alone is the input itself, but
-    a fraction stays a vector of one; several are a `mapping`.
+    a fraction stays a vector of one; several are a `mapping`. A target of words is their place among all, sorted.
     """
 
-    def __init__(self, files: Sequence[File], inputs: Sequence[str], target: str | None, form: Form = "auto") -> None:
-        self._inputs, self._target, self._files, self._form = inputs, target, files, form
+    def __init__(
+        self, files: Sequence[File], inputs: Sequence[str], target: str | None, cache: Path, form: Form = "auto"
+    ) -> None:
+        self._inputs, self._target, self._files, self._form, self._cache = inputs, target, files, form, cache
         self._blocks = [(file, block) for file in files for block in range(len(file.facts["sizes"]))]
         self.columns = [*dict.fromkeys([*inputs, *_one(target)])]
         """Inputs, then the target."""
         self.ends = np.cumsum([size for file in files for size in file.facts["sizes"]])
-        self.classes: int | None = None
+        self.classes: int | Sequence[str] | None = None
+        """The names of the classes, or their number."""
+        self._places: Mapping[str, int] = {}
+        """Word of the target -> its class."""
         self.describe(len(self))
 
     def describe(self, rows: int) -> None:
         """Take the types and classes of the first rows alone."""
-        facts, left = list[Mapping[str, Any]](), rows
+        parts, left = list[tuple[File, int]](), rows
         for file in self._files:
             size = sum(file.facts["sizes"])
             if left > 0 and size:
-                facts.append(file.first(min(left, size)))
+                parts.append((file, min(left, size)))
             left -= size
-        self._facts = facts
-        self._kinds = kinds(facts, self.columns, text=False)
+        self._facts = [file.first(size) for file, size in parts]
+        self._kinds = kinds(self._facts, self.columns, text=False, target=self._target)
         target = self._target
-        self.classes = _classes(facts, target) if target and self._kinds[target] == "whole" else None
+        if target and self._kinds[target] == "text":
+            words = {word for file, size in parts for word in classes_of(file, target, self._cache, size)}
+            self.number(sorted(words))
+        elif target and self._kinds[target] == "whole":
+            self.classes = _classes(self._facts, target)
+
+    def number(self, names: Sequence[str]) -> None:
+        """Give the words of the target the classes with these names."""
+        if self._target and self._kinds[self._target] == "text":
+            self.classes, self._places = names, {name: number for number, name in enumerate(names)}
+
+    @property
+    def cut(self) -> str:
+        """How many rows of text lose their end, of some that are spread over all; empty if none does."""
+        file = next((file for file in self._files if isinstance(file, WordFile)), None)
+        if file is None or not len(self):
+            return ""
+        rows = np.unique(np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).astype(np.int64))
+        count = 0
+        for (each, block), index, _ in self._in_blocks(rows):
+            texts = each.texts(block, index) if isinstance(each, WordFile) else []
+            count += sum(map(file.encoder.is_cut, texts))
+        if not count:
+            return ""
+        return (
+            f"of {len(rows)} rows {count} have more than {file.encoder.most} tokens and lose their end; data.sequence="
+            "<the most tokens of a row> sets that"
+        )
 
     @property
     def near(self) -> int:
@@ -248,6 +293,8 @@ class Table:
     def _sample(self, index: Indices) -> tuple[Any, Any]:
         columns = self._read(index)
         targets = columns[self._target] if self._target else np.full(len(index), IGNORE)
+        if self._places:
+            targets = numbers_of(targets, self._places, f"data: column {self._target}")
         kinds = {self._kinds[name] for name in self._inputs}
         if kinds <= TYPES.keys() and not (self._form == "column" and kinds == {"whole"}):
             rows = np.stack([columns[name] for name in self._inputs], 1)
@@ -262,17 +309,23 @@ class Table:
 
     def _parts(self, index: Indices) -> tuple[list[dict[str, Any]], Indices]:
         """(the columns of these rows in each block, where each row is among them)."""
-        owner = np.searchsorted(self.ends, index, side="right")
         order, parts = list[NDArray[Any]](), list[dict[str, Any]]()
-        for number in np.unique(owner).tolist():
-            here = np.flatnonzero(owner == number)
-            file, block = self._blocks[number]
-            begin = int(self.ends[number - 1]) if number else 0
+        for (file, block), rows, here in self._in_blocks(index):
             order.append(here)
-            parts.append(file.read(block, index[here] - begin))
+            parts.append(file.read(block, rows))
         return parts, np.argsort(np.concatenate(order))
 
+    def _in_blocks(self, index: Indices) -> Iterator[tuple[tuple[File, int], Indices, Indices]]:
+        """(file and block, the places of rows in it, their places in `index`) of each block that has some."""
+        owner = np.searchsorted(self.ends, index, side="right")
+        for number in np.unique(owner).tolist():
+            here = np.flatnonzero(owner == number)
+            yield self._blocks[number], index[here] - (int(self.ends[number - 1]) if number else 0), here
+
     def _joined(self, name: str, parts: list[Any], back: Indices) -> Any:
+        if self._kinds[name] == "text":
+            words = [row for part in parts for row in part]
+            return [words[place] for place in back]
         kind = np.float32 if self._kinds[name].endswith("fraction") else np.int64
         if all(isinstance(part, np.ndarray) and part.shape[1:] == parts[0].shape[1:] for part in parts):
             column = np.concatenate(parts)[back].astype(kind, copy=False)
@@ -288,12 +341,29 @@ class Table:
         return column
 
 
+def reader(
+    format: str, cache: str | None, inputs: Pattern | None, tokenizer: str | None, most: int | None, **more: Any
+) -> Reader:
+    """The reader of files of rows, whose column of text the `tokenizer` makes at most so many tokens of. Raises
+    PreflightError.
+    """
+    if tokenizer is None:
+        return Reader(format, caching.folder(cache), **more)
+    encoder, texts = RowText(tokenizer, most), [inputs] if isinstance(inputs, str) else list(inputs or ())
+    return Reader(format, caching.folder(cache), texts=texts, encoder=encoder, **more)
+
+
 def _one(name: str | None) -> list[str]:
     return [] if name is None else [name]
 
 
-def _classes(facts: Sequence[Mapping[str, Any]], target: str) -> int | None:
-    """One more than the largest whole number of the target, if all files tell it and none is negative."""
+def _classes(facts: Sequence[Mapping[str, Any]], target: str) -> int | Sequence[str] | None:
+    """The names of the classes, if all files have the same; else one more than the largest whole number of the target,
+    if all files tell it and none is negative.
+    """
+    named = [each.get("classes", {}).get(target) for each in facts]
+    if named and named[0] and all(each == named[0] for each in named):
+        return list(named[0])
     if not facts or any(target not in each["largest"] or each["smallest"][target] < 0 for each in facts):
         return None
     return 1 + max(int(each["largest"][target]) for each in facts)

@@ -166,7 +166,7 @@ def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
             return
         ledger.ask(word, hint(value))
         why = f"this file does not give the samples of an epoch. Type {word}=<{hint(value)}>"
-        with_epochs = f"; or, for data that states its length, write epochs: {value} in place of steps: ???"
+        with_epochs = f"; or write epochs: {value} in place of steps: ???"
         ledger.refuse(key, f"{why}{with_epochs * (word == 'steps' and 'epochs' in key)}.")
 
     return rule

@@ -5,9 +5,9 @@ is durable before the next is begun.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from dtrain.config.facts import about
 from dtrain.data import IGNORE, Batch, Growing, Indices, Source
 from dtrain.data.collate import Sizes
 from dtrain.data.dataset import Dataset
+from dtrain.data.pictures import Pictures
 from dtrain.data.stream import as_source, to_device
 from dtrain.data.windows import whole
 from dtrain.errors import PreflightError, Status, WordsError, about_data
+from dtrain.evaluation.beside import beside, has_rows
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load, other_data
 from dtrain.lifecycle.stop import StopSignal
@@ -31,7 +33,7 @@ from dtrain.loop.step import call
 from dtrain.model import evaluating, seeds
 from dtrain.model.limits import limits_of
 from dtrain.objective import answer
-from dtrain.planned import Plan
+from dtrain.planned import Part, Plan
 from dtrain.result import Result, versions
 from dtrain.secrets import screen
 from dtrain.storage import store
@@ -53,10 +55,12 @@ def predict(plan: Plan) -> Result:
         task, names = about(plan.objective).get("task"), getattr(parts.source, "class_names", None)
         if task != "classification" and asked["scores"] != "none":
             raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
-        each = task == "regression" and "target_mask" in parts.source.take(np.array([0]), np.array([0]))
+        data = asked["data"] or plan.data
+        looked = beside(source, data, asked["columns"], names or ())
+        form = _form_of(source, parts, data)
         facts = {
             "checkpoint": place(commit["url"]), "data": source.fingerprint, "rows": len(index),
-            **{name: asked[name] for name in ("scores", "part", "batch")},
+            **{name: asked[name] for name in ("scores", "part", "batch", "columns")},
         }  # fmt: skip
         to, mesh = asked["to"] or store.join(plan.out, "predictions.jsonl"), parts.mesh
         sink = Predictions(to)
@@ -67,9 +71,9 @@ def predict(plan: Plan) -> Result:
         with evaluating(parts.forward):
             while number < count and not stop.requested(number, mesh):
                 mine = slice(number * per, (number + 1) * per)
-                answers = _answers(parts, source, index[mine], asked["batch"], task, each)
-                told = ragged(answers) if each else columns_of(answers, task, names, asked["scores"])
-                columns = {"row": rows[mine].tolist(), **told}
+                answers, targets = form.apart(_answers(parts, source, index[mine], asked["batch"], form))
+                told = ragged(answers) if form.each else columns_of(answers, task, names, asked["scores"])
+                columns = {"row": rows[mine].tolist(), **told, **targets_of(targets, names), **looked(rows[mine])}
                 mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
                 number += 1
                 stop.done()
@@ -98,6 +102,17 @@ def columns_of(answers: Tensor, task: str | None, names: list[str] | None, score
     return columns
 
 
+def targets_of(targets: Tensor | None, names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """The column of `targets` [N] (classes, by their names) or [N, K]; None for those that do not count."""
+    if targets is None:
+        return {}
+    listed = targets.squeeze(1).tolist() if targets.ndim == 2 and targets.shape[1] == 1 else targets.tolist()
+    if targets.ndim == 1:
+        listed = [None if each == IGNORE else int(each) for each in listed]
+        listed = [names[each] if names and each is not None else each for each in listed]
+    return {"target": listed}
+
+
 def ragged(answers: Tensor) -> dict[str, list[Any]]:
     """The column of `answers` [N, 1 + K]: how many a row has, and these with what padding was given."""
     return {"prediction": [row[1 : 1 + int(row[0])].tolist() for row in answers]}
@@ -122,7 +137,7 @@ def _source(parts: Parts, commit: Mapping[str, Any]) -> Source:
 def _in_order(source: Source) -> tuple[Indices, Indices]:
     """Samples of the source in the order of the user's rows, and the numbers of these rows."""
     index = np.arange(len(source), dtype=np.int64)
-    if not isinstance(source, Dataset):
+    if not isinstance(source, Dataset | Pictures):
         return index, index
     rows = source.original(index)
     order = np.argsort(rows)
@@ -144,10 +159,35 @@ def _told(parts: Parts, act: Callable[[], Any]) -> Any:
     return done
 
 
-def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str | None, each: bool) -> Tensor:
-    """The answers [N, K] to these samples in fp32 on the CPU, on every rank. `each`: as `ragged` takes them, one for
-    each entry of a row that was padded.
+class Form(NamedTuple):
+    """The form of an answer. `each`: as `ragged` takes them, one for each entry of a row that was padded; `targets`: so
+    many numbers behind it are the target of the row.
     """
+
+    task: str | None
+    each: bool
+    targets: int
+
+    def apart(self, answers: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(answers, targets)."""
+        if not self.targets:
+            return answers, None
+        targets = answers[:, -self.targets :]
+        return answers[:, : -self.targets], targets[:, 0] if self.task == "classification" else targets
+
+
+def _form_of(source: Source, parts: Parts, data: Part) -> Form:
+    """Targets of files are read there, others come with the samples."""
+    task, first = about(parts.plan.objective).get("task"), np.array([0])
+    each = task == "regression" and "target_mask" in parts.source.take(first, first)
+    if each or task not in ("classification", "regression") or has_rows(data) or isinstance(source, Pictures):
+        return Form(task, each, 0)
+    targets = source.take(first, first)["targets"]
+    return Form(task, each, targets.numel() if task == "regression" or targets.ndim == 1 else 0)
+
+
+def _answers(parts: Parts, source: Source, index: Indices, batch: int, form: Form) -> Tensor:
+    """The answers [N, K] to these samples in fp32 on the CPU, on every rank, as `form` says."""
     mesh, mine = parts.mesh, list[Tensor]()
     forwards, limits = -(-len(index) // batch), limits_of(parts.model)
     for first in range(0, forwards, mesh.data_ranks):
@@ -169,8 +209,10 @@ def _answers(parts: Parts, source: Source, index: Indices, batch: int, task: str
             except Exception:
                 _refuse_other(given, parts)
                 raise
-        answers = _of_rows(outputs, given, task)
-        if each:
+        answers = _of_rows(outputs, given, form.task)
+        if form.targets:
+            answers = torch.cat([answers, given["targets"].float().reshape(len(answers), -1)], 1)
+        if form.each:
             answers = _counted(answers, outputs, sizes)
         mine.append(answers[:0] if idle else answers)
     whole = [list(rows.cpu().split(batch)) for rows in gathered(torch.cat(_even(mine)), mesh)]

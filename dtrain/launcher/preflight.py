@@ -219,7 +219,8 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str], *, trained: 
     format = about(part).get("files")
     if format == "tokens" or not (format or part.get("column")):
         return
-    from dtrain.storage import records, rowfile  # numpy, as below
+    from dtrain.chat import rowtext  # numpy, as below
+    from dtrain.storage import records, rowfile
 
     try:
         if format == "chat":
@@ -230,7 +231,7 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str], *, trained: 
         elif format in IMAGES:
             text = records.problem({**part, "path": paths}, format, trained=trained)
         else:
-            reader = rowfile.reader_of(part, paths, format)
+            reader = rowfile.reader_of(part, paths, format, rowtext.encoder_of(part) if format else None)
             text = rowfile.problem(reader, reader.found(paths), part, trained=trained)
     except PreflightError as error:
         text = str(error)

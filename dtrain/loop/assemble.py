@@ -14,7 +14,7 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about
-from dtrain.data import Batch, Growing, Padding, Source, Typed
+from dtrain.data import Batch, Classed, Growing, Padding, Source, Typed
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.data.windows import whole
 from dtrain.errors import WordsError, about_data
@@ -39,6 +39,9 @@ from dtrain.predict import blockless
 from dtrain.schedule import Schedule
 from dtrain.storage.targetless import as_trained
 from dtrain.strategy import Strategy
+
+NAMED = 3
+"""Classes that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,19 @@ class Parts:
             source.with_mask(self.beside)
         return source
 
+    def beside_training(self, built: Any) -> Source:
+        """All samples of data beside that of training, with the classes, fractions and mask of training. Raises
+        WordsError and PreflightError for a class that training lacks.
+        """
+        source, trained = whole(as_source(built)), self.source
+        if isinstance(source, Classed) and isinstance(trained, Classed) and trained.class_names:
+            source.as_classes(trained.class_names)
+        return self.like_trained(source)
+
     def _set(self, name: str, part: Part) -> Source:
         """A further set. Raises WordsError if it has classes that the model lacks."""
         with about_data(f"evaluate.sets.{name}"):
-            source = self.like_trained(whole(as_source(build(as_trained(part, self.plan.data)))))
+            source = self.beside_training(build(as_trained(part, self.plan.data)))
             if about(self.plan.objective).get("task") != "classification" or "outputs" not in self.plan.model:
                 return source
             stated, found = self.plan.model["outputs"], source.facts.get("outputs")
@@ -145,6 +157,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     built = source_of(plan, mesh, places if brought else [])
     if isinstance(built, Streamed):
         built.begin(mesh.data_rank, mesh.data_ranks, plan.batch.local)
+    _check_words(plan, built)
     source = prepared(objective, built, derive(plan.seed, "objective"))
     if isinstance(built, Streamed) and source is not built:
         raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
@@ -170,6 +183,15 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     )  # fmt: skip
     parts.like_trained(source)
     return parts
+
+
+def _check_words(plan: Plan, source: Source) -> None:
+    """Raises WordsError for a regression on targets that are words."""
+    if about(plan.objective).get("task") == "regression" and isinstance(source, Classed) and source.class_names:
+        raise WordsError(
+            f"objective=regression: the targets are names of classes ({', '.join(source.class_names[:NAMED])}). Type "
+            "objective=classification, or name a column of numbers."
+        )
 
 
 def source_of(plan: Plan, mesh: Mesh, places: Sequence[str | None]) -> Source:

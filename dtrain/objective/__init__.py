@@ -305,6 +305,6 @@ def check_targets(targets: Tensor, classes: int) -> None:
     if len(outside):
         raise WordsError(
             f"data: a target is {int(outside[0])}, but the model has {classes} classes, 0 to {classes - 1}. "
-            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or set targets that do not count "
-            "to -100."
+            "Give the model more outputs (model.outputs, data.outputs, vocab_size, or of model=hf "
+            "model.config={num_labels: <classes>}), or set targets that do not count to -100."
         ) from None

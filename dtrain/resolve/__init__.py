@@ -23,6 +23,7 @@ from dtrain.resolve import (
     chunk,
     comparing,
     conflicts,
+    counting,
     declared,
     epochs,
     fit,
@@ -37,6 +38,7 @@ from dtrain.resolve import (
     pipeline,
     ranks,
     reduction,
+    rowtext,
     sets,
     small,
     stopping,
@@ -82,7 +84,6 @@ RULES: tuple[Rule, ...] = (
     pipeline.shape,
     batch.arithmetic,
     reduction.reduced,
-    epochs.steps,
     model_axes.model,
     model_axes.rows,
     declared.model,
@@ -100,7 +101,6 @@ RULES: tuple[Rule, ...] = (
     sets.predicted,
     conflicts.sizes,
     conflicts.data,
-    conflicts.contradictions,
     fit.checkpoint,
     stopping.early,
     fit.optim,
@@ -109,6 +109,8 @@ RULES: tuple[Rule, ...] = (
     targets.arguments,
     loop.words,
 )
+LENGTH: tuple[Rule, ...] = (epochs.steps, conflicts.contradictions)
+"""Rules of the length of the run, which may have to open the data: with `epochs`, when nothing else is wrong."""
 
 
 @deciding()
@@ -116,6 +118,7 @@ def resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) -
     """Decide every field of the plan, for each allowed number of nodes; `trace` gives strategy=auto the shapes of a
     model that has no formula. Raises WordsError with all problems that can be known before launch.
     """
+    counting.forget()
     return _resolve(config, cluster, trace)
 
 
@@ -124,6 +127,9 @@ def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) 
     config, wrong = mixture.composed(config)
     if wrong:
         raise WordsError(*wrong, *further(config, cluster))
+    config, wrong = rowtext.padded(config)
+    if wrong:
+        raise WordsError(*wrong, *further(replace(config, data=UNKNOWN), cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = chunk.decided(_plan_on(most, config, cluster, trace), cluster)
@@ -213,6 +219,9 @@ def _decided(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | N
     except Undecided:
         undecided = True
     more, also = _follow(RULES, known, cluster, draft)
+    if known.epochs is None or not (wrong or problems or more or undecided or also):
+        longer, unknown = _follow(LENGTH, known, cluster, draft)
+        more, also = more + longer, also or unknown
     if wrong or problems or more:
         raise WordsError(*wrong.values(), *(_with_sources(problem, config) for problem in problems + more))
     if undecided or also:

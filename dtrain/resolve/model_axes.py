@@ -58,9 +58,11 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable
     if "pad" not in data and data.get("padding") != "longest":
         return
     pad, length = data.get("pad"), data.get("length")
-    if "packing" in data and "length" in data and data.get("sequence") is not None:
+    if "length" in data and data.get("sequence") is not None and data.get("tokenizer") is None:
+        packed = "the window of packed rows, or " * ("packing" in data)
         yield (
-            f"data.sequence={data['sequence']} is the window of packed rows. Type data.packing=pack as well, or "
+            f"data.sequence={data['sequence']} is {packed}the most tokens of a row of text. Type "
+            f"{'data.packing=pack as well, ' * bool(packed)}data.tokenizer=<a folder> for text, or "
             f"data.length={data['sequence']} to pad rows to that length."
         )
     split = config.tensor.sequence == "split" and mesh.tp > 1

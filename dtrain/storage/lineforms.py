@@ -90,12 +90,12 @@ class JsonLines(Format):
 
 class Separated(Format):
     """RFC 4180: the first row has the names; quotes hold separators, line breaks and doubled quotes. `numbers`: cells
-    that are numbers are read as such.
+    that are numbers are read as such, but in the columns `texts`.
     """
 
-    def __init__(self, separator: str, *, numbers: bool) -> None:
-        self._separator, self.numbers = separator, numbers
-        self.how = ("csv", separator, numbers)
+    def __init__(self, separator: str, *, numbers: bool, texts: Sequence[str] = ()) -> None:
+        self._separator, self.numbers, self._texts = separator, numbers, frozenset(texts)
+        self.how = ("csv", separator, numbers, *([["texts", *texts]] if texts else []))
 
     def header(self, beginning: bytes) -> tuple[list[str], int]:
         data = np.frombuffer(beginning, np.uint8)
@@ -118,7 +118,8 @@ class Separated(Format):
         cells = self._cells(line)
         if len(cells) != len(names):
             raise Torn(f"a row has {len(names)} columns, and this one {len(cells)}")
-        return dict(zip(names, map(number, cells) if self.numbers else cells, strict=True))
+        read, pairs = number if self.numbers else str, zip(names, cells, strict=True)
+        return {name: (cell or None) if name in self._texts else read(cell) for name, cell in pairs}
 
     def columns(self, lines: Sequence[bytes], names: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
         csv.field_size_limit(LONGEST)
@@ -129,7 +130,8 @@ class Separated(Format):
             return None
         if len(rows) != len(lines) or {*map(len, rows)} != {len(names)}:
             return None
-        return dict(zip(names, zip(*rows, strict=True), strict=True))
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        return None if self._texts & columns.keys() else columns
 
     def separator_of(self, names: Sequence[str]) -> str:
         counts = {word: names[0].count(mark) for word, mark in SEPARATORS.items()} if len(names) == 1 else {"": 0}

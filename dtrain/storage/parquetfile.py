@@ -233,6 +233,9 @@ def _rows(table: Any, index: Indices) -> Any:
     """Some rows of a table. pyarrow's own ways from numpy and to it import pandas if it is there: 50 MB and 0.5 s."""
     arrow = library("a Parquet file")
     index = np.ascontiguousarray(index, np.int64)
+    for place, each in enumerate(table.schema):
+        if arrow.types.is_string_view(each.type):  # of which no rows can be taken
+            table = table.set_column(place, each.name, table.column(place).cast(arrow.string()))
     return table.take(arrow.Array.from_buffers(arrow.int64(), len(index), [None, arrow.py_buffer(index)]))
 
 

@@ -70,16 +70,16 @@ def number_of(classes: Sequence[str] | int) -> int:
     return classes if isinstance(classes, int) else len(classes)
 
 
-def same_classes(mine: Sequence[str] | int, others: Sequence[str] | int) -> list[int]:
-    """For each class of the images held out its number among those that are trained on. Raises PreflightError."""
+def same_classes(mine: Sequence[str] | int, others: Sequence[str] | int, key: str = "data.holdout_path") -> list[int]:
+    """For each class of the images at `key` its number among those that are trained on. Raises PreflightError."""
     if isinstance(mine, int) != isinstance(others, int):
-        raise PreflightError("data.holdout_path: its classes are names and those of data.path numbers, or the reverse.")
+        raise PreflightError(f"{key}: its classes are names and those of training numbers, or the reverse.")
     names = [*map(str, range(mine))] if isinstance(mine, int) else list(mine)
     held = [*map(str, range(others))] if isinstance(others, int) else list(others)
     unknown = [name for name in held if name not in names]
     if unknown:
         raise PreflightError(
-            f"data.holdout_path has {len(unknown)} class(es) that data.path lacks: {', '.join(unknown[:NAMED])}."
+            f"{key} has {len(unknown)} class(es) that training lacks: {', '.join(unknown[:NAMED])}."
             f"{nearest(unknown[0], names)}"
         )
     place = {name: number for number, name in enumerate(names)}

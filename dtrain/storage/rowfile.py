@@ -14,6 +14,7 @@ from dtrain.errors import PreflightError, WordsError
 from dtrain.storage import arrowfile, caching, linefile, lineforms, parquetfile, rowindex, rowlengths, store
 from dtrain.storage.linekinds import mend_of
 from dtrain.storage.rowindex import File
+from dtrain.storage.wordfile import Encoder, WordFile
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
@@ -39,7 +40,7 @@ PLURAL = {"whole": "whole numbers", "fraction": "numbers", "object": "objects"}
 class Reader:
     """Opens files of one format. `cache`: the folder of their indices; `separator`, a name: of csv; `text`: the column
     that is read is one of text; `split`: of a dataset of Hugging Face; `raw`: columns are read as they are, of any
-    kind.
+    kind; `texts`: columns of text whatever is in them, which `encoder` makes tokens of, if it is given.
     """
 
     format: str
@@ -48,6 +49,8 @@ class Reader:
     text: bool = False
     split: str | None = None
     raw: bool = False
+    texts: Sequence[str] = ()
+    encoder: Encoder | None = None
 
     def found(self, path: str | Sequence[str]) -> list[str]:
         """The files of `data.path`. Raises StoreError."""
@@ -99,20 +102,30 @@ class Reader:
             files = list(pool.map(one, urls))
         for file in files if alone else ():
             _check_alone(file.url, file.facts["names"], columns, alone)
-        return files
+        if self.encoder is None:
+            return files
+        (column,) = self.texts
+        return [WordFile(file, column, self.encoder) for file in files]
 
     @property
     def _form(self) -> lineforms.Format:
         if self.format == "jsonl":
             return lineforms.JsonLines()
-        return lineforms.Separated(lineforms.SEPARATORS[self.separator], numbers=not self.text)
+        separator = lineforms.SEPARATORS[self.separator]
+        return lineforms.Separated(separator, numbers=not self.text, texts=self.texts)
 
 
-def reader_of(data: Mapping[str, Any], path: str | Sequence[str], format: str | None) -> Reader:
-    """The reader that a part of data uses; `format` None: by the names of its files. Raises PreflightError."""
+def reader_of(
+    data: Mapping[str, Any], path: str | Sequence[str], format: str | None, encoder: Encoder | None = None
+) -> Reader:
+    """The reader that a part of data uses; `format` None: by the names of its files; `encoder`: of its column of text.
+    Raises PreflightError.
+    """
     cache = caching.folder(data.get("cache"))
     if format:
-        return Reader(format, cache, data.get("separator", "comma"), split=data.get("split"))
+        texts = [data["inputs"]] if data.get("tokenizer") else []
+        separator, split = data.get("separator", "comma"), data.get("split")
+        return Reader(format, cache, separator, split=split, texts=texts, encoder=encoder)
     (url, *_) = rowindex.found(path, [suffix for each in SUFFIXES.values() for suffix in each])
     for name, suffixes in SUFFIXES.items():
         if url.lower().endswith(suffixes):
@@ -188,7 +201,7 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
             list(pool.map(lambda url: reader.check(url, columns, only), urls))
         if reader.format == "parquet" or (all(map(store.is_local, urls)) and sum(map(store.size, urls)) < EARLY):
             files = reader.opened(urls, columns, only)
-            kinds([file.facts for file in files], columns, text=reader.text)
+            kinds([file.facts for file in files], columns, text=reader.text, target=data.get("targets"))
             if not any(sum(file.facts["sizes"]) for file in files):
                 return f"data.path={urls[0]}: there is no row in {len(files)} file(s)."
             if (then := PRINT.match(trained or "")) and fingerprint(files, int(then[1])) != then[0]:
@@ -198,18 +211,23 @@ def problem(reader: Reader, urls: Sequence[str], data: Mapping[str, Any], *, tra
             if data.get("pad") is not None and data.get("packing") != "pack" and _are_few(files):
                 check_some(files, [name for name in columns if name != data["targets"]] or columns, reader.cache)
             if data.get("bucket") is not None:
-                check_bucket(files, columns, reader.cache)
+                check_bucket(files, [name for name in columns if name != data["targets"]] or columns, reader.cache)
     except (PreflightError, WordsError) as error:
         return str(error)
     return ""
 
 
-def kinds(facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool) -> dict[str, str]:
-    """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers."""
-    if not text:
-        for name in columns:
-            _check_numeral(name, (each.get("texts", {}).get(name, "") for each in facts))
-    return {name: _kind(name, {each["kinds"].get(name) for each in facts} - {None}, text) for name in columns}
+def kinds(
+    facts: Sequence[Mapping[str, Any]], columns: Sequence[str], *, text: bool, target: str | None = None
+) -> dict[str, str]:
+    """The kind of each column by the facts of all files. Raises WordsError unless they are text, or else numbers; the
+    `target` may be words, which are classes.
+    """
+    every = {name: {each["kinds"].get(name) for each in facts} - {None} for name in columns}
+    words = {name for name, several in every.items() if name == target and several == {"text"}}
+    for name in every.keys() - words if not text else ():
+        _check_numeral(name, (each.get("texts", {}).get(name, "") for each in facts))
+    return {name: "text" if name in words else _kind(name, several, text) for name, several in every.items()}
 
 
 def check_tokens(files: Sequence[File], columns: Sequence[str]) -> None:
@@ -291,8 +309,9 @@ def _kind(name: str, several: set[str], text: bool) -> str:
             raise WordsError(f"data.column={name}: the column holds {_plural(kind)}. Name one of text.")
         if not text and kind == "text":
             raise WordsError(
-                f"data: column {name} holds text. To train on it type data=text data.path=<the files> "
-                f"data.column={name}; a column of classes has a number for each, from 0 on."
+                f"data: column {name} holds text. For a class or number of each row type data.inputs={name} "
+                "data.tokenizer=<the folder of a tokenizer>; to train on all of its tokens type data=text "
+                f"data.path=<the files> data.column={name}."
             )
         if not text and "binary" in kind:
             raise WordsError(

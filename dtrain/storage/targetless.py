@@ -5,6 +5,9 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.config.facts import about
+from dtrain.errors import PreflightError, WordsError
+from dtrain.storage import records
+from dtrain.storage.caching import folder
 from dtrain.storage.rowfile import SUFFIXES, columns_of, reader_of
 
 
@@ -15,7 +18,7 @@ def targetless(part: Mapping[str, Any], *, task: str | None, trained: Mapping[st
     """
     format, unread = about(part).get("files"), task in ("classification", "regression")
     if format == "images" and unread:
-        return {**part, "label": None, "holdout_path": None}
+        return {**part, "label": part["label"] if _has_classes(part) else None, "holdout_path": None}
     if format not in SUFFIXES or task == "next_token" or part.get("packing") == "pack" or part.get("shift"):
         return {**part}
     target, inputs = part["targets"], part["inputs"]
@@ -32,6 +35,15 @@ def as_trained(part: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str,
     if not all(both) or part["targets"] != trained["targets"]:
         return {**part}
     return {**part, "inputs": _columns(trained, part["targets"])}
+
+
+def _has_classes(part: Mapping[str, Any]) -> bool:
+    """Whether images have a class each: they lie in class folders, or a table has them."""
+    try:
+        records.opened("images", part["path"], folder(part["cache"]), image=part["image"], label=part["label"])
+    except (PreflightError, WordsError):
+        return False
+    return True
 
 
 def _columns(part: Mapping[str, Any], target: str | None) -> list[str]:

@@ -112,7 +112,8 @@ def show(plan: Plan) -> str:
     mesh, batch = plan.mesh, plan.batch
     ranks = f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}"
     degrees = [f"{axis}={getattr(mesh, axis)}" for axis in AXES] + [f"ep={mesh.ep}"] * (mesh.ep > 1)
-    length = f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}"
+    counted = plan.why.get("steps", "").partition(" (auto: ")[2]
+    length = f"{plan.steps} steps" + f" ({counted}" * bool(counted) + f", seed {plan.seed}, clip {plan.clip}"
     rows = [
         ("ranks", f"{ranks}, {plan.threads} thread(s) each"),
         ("mesh", "  ".join(degrees)),

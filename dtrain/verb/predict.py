@@ -32,7 +32,7 @@ def _check(plan: Plan) -> None:
     if problems := [*preflight.files_of("predict.data", _rows(plan), plan)] if asked["data"] else []:
         raise PreflightError(*problems)
     to = asked["to"] or store.join(plan.out, "predictions.jsonl")
-    state = Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch")})
+    state = Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch", "columns")})
     folder = to.rstrip("/").rpartition("/")[0]
     if state == "new" and folder:
         try:

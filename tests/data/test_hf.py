@@ -50,7 +50,8 @@ def test_rows_are_those_of_the_librarys_loader(tmp_path: Path) -> None:
         batch["inputs"].tolist() == np.array(there["x"], np.float32).tolist()
         and batch["targets"].tolist() == there["label"]
     )
-    assert ours.facts == {"inputs": [3], "kind": "float32", "outputs": 5, "vocab": 5}
+    names = ["p", "q", "r", "s", "unseen"]
+    assert ours.facts == {"inputs": [3], "kind": "float32", "outputs": 5, "vocab": 5, "class_names": names}
 
 
 def test_numbers_of_classes_need_no_names(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """data=images: the same samples on any mesh and with any number of processes, cut out at random by seed, pass and image."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_what_is_wrong_is_told_before_the_launch(
     assert missing(flowers, tmp_path) == []
     other = folder(tmp_path / "other", 2, ["rose", "tulips"])
     (told,) = missing(flowers, tmp_path, f"data.holdout_path={other}")
-    assert told == "data.holdout_path has 1 class(es) that data.path lacks: tulips. Did you mean tulip?"
+    assert told == "data.holdout_path has 1 class(es) that training lacks: tulips. Did you mean tulip?"
     (told,) = missing(flowers, tmp_path, "data.normalize={mean: [1], std: [0]}")
     assert told.startswith("data.normalize: mean and std need 3 number(s) each")
     (flowers / "rose/0.jpg").write_text("<html>")
@@ -161,3 +162,12 @@ def test_the_seed_is_that_of_the_run(flowers: Path) -> None:
     of = "data.of={a: {data: images, path: a}, b: {data: images, path: b, seed: 9}}"
     mixed = plan("model=cnn", "data=mixture", of, "data.weights={a: 1, b: 1}", "seed=3").data["of"]
     assert (mixed["a"]["seed"], mixed["b"]["seed"]) == (3, 9)
+
+
+def test_a_further_set_with_fewer_classes_has_the_numbers_of_training(tmp_path: Path) -> None:
+    trained, other = build(folder(tmp_path / "a", 4), tmp_path), folder(tmp_path / "b", 4)
+    shutil.rmtree(tmp_path / "b" / "daisy")
+    further = build(other, tmp_path, holdout=0)
+    further.as_classes(trained.class_names)
+    targets = further.take(np.arange(8), np.zeros(8, np.int64))["targets"]
+    assert sorted(targets.tolist()) == [1] * 4 + [2] * 4, "rose and tulip of daisy, rose and tulip"

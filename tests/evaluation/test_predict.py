@@ -96,9 +96,12 @@ def test_rows_are_what_the_model_says(runs: dict[str, Path], tmp_path: Path) -> 
     assert [row["prediction"] for row in said] == outputs.argmax(1).tolist()
     torch.testing.assert_close(torch.tensor([row["probabilities"] for row in said]), outputs.softmax(1))
     assert [row["probability"] for row in said] == [max(row["probabilities"]) for row in said]
+    assert [row["target"] for row in said] == by_hand(runs, "classification")[1].tolist()
 
     said = rows(runs, "regression", tmp_path / "b.jsonl")
-    torch.testing.assert_close(torch.tensor([row["prediction"] for row in said]), by_hand(runs, "regression")[0])
+    outputs, targets = by_hand(runs, "regression")
+    torch.testing.assert_close(torch.tensor([row["prediction"] for row in said]), outputs)
+    torch.testing.assert_close(torch.tensor([row["target"] for row in said]), targets)
 
     said = rows(runs, "next_token", tmp_path / "c.jsonl")
     outputs, targets = by_hand(runs, "next_token")
@@ -184,7 +187,7 @@ def test_rows_need_no_targets_and_their_columns_no_order(tmp_path: Path) -> None
         f"data.cache={tmp_path}/cache", *ALWAYS, f"out={tmp_path}/run",
     ]  # fmt: skip
     resident(1, train, plan(*words, on=ONE))
-    said = {}
+    said, targets = {}, {}
     for name, data in (
         ("train", f"{{path: {tmp_path}/train.csv}}"),
         ("bare", f"{{path: {tmp_path}/bare.csv}}"),
@@ -193,8 +196,11 @@ def test_rows_need_no_targets_and_their_columns_no_order(tmp_path: Path) -> None
         asked = plan(*words, f"predict.data={data}", f"predict.to={tmp_path}/{name}.out.jsonl", on=ONE)
         verb._check(asked)
         resident(1, predict, asked)
-        said[name] = (tmp_path / f"{name}.out.jsonl").read_text()
-    assert said["bare"] == said["train"] == said["null"] and len(said["train"].splitlines()) == 60
+        read = [json.loads(line) for line in (tmp_path / f"{name}.out.jsonl").read_text().splitlines()]
+        targets[name] = [row.pop("target", "none") for row in read]
+        said[name] = read
+    assert said["bare"] == said["train"] == said["null"] and len(said["train"]) == 60
+    assert targets == {"train": [row["y"] for row in rows], "bare": ["none"] * 60, "null": [None] * 60}
     odd = plan(*words, f"predict.data={{path: {tmp_path}/train.csv, inputs: a}}", on=ONE)
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n1,x\n")
     bad = plan(*words, f"predict.data={{path: {tmp_path}/bad.csv}}", f"predict.to={tmp_path}/bad.jsonl", on=ONE)

@@ -86,6 +86,8 @@ def test_the_commands_of_evaluating_run(tmp_path: Path) -> None:
             assert done.returncode == 0, (line, done.stdout + done.stderr)
             printed.append(done.stdout)
     assert "eval_auroc" in printed[1] and "300 rows" in printed[3]
+    shown = commands.python("-c", block("docs/evaluating.md", "import json"), cwd=tmp_path)
+    assert shown.returncode == 0 and " -> " in shown.stdout, shown.stderr
 
 
 @pytest.mark.campaign("documents")
@@ -172,6 +174,7 @@ HELD = {
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
         "python -m dtrain predict": "the same",
         "python -m dtrain evaluate out=runs/a/best": "the same",
+        "import json": "the same",
     },
     "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
     "engines.md": {
@@ -203,7 +206,10 @@ HELD = {
     "ssh.md": {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
     },
-    "fine-tuning.md": {"pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_four_commands"},
+    "fine-tuning.md": {
+        "python -m dtrain model=hf model.name=<model> model.task=classification": "tests/chat/test_rowtext.py, with a model of its own",
+        "pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_four_commands",
+    },
     "getting-started.md": {
         "python -m dtrain plan": "test_the_tour_runs",
         "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",

@@ -1,14 +1,26 @@
 """epochs are the steps of so many passes, known before launch or asked for."""
 
+import json
 import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from chat import talks
-from small import plan
+from PIL import Image
+from small import CPUS, plan
+from torch.utils.data import TensorDataset
 
+import dtrain
 from dtrain.build import build
+from dtrain.compose import compose
+from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
+from dtrain.planned import Plan
+from dtrain.resolve import resolve
+from dtrain.verb.plan import show
 
 WORDS = ("model=mlp", "data=synthetic", "objective=regression", "data.samples=1000")
 OWN = ("model=mlp", "data=dataset", "data.dataset._target_=faces.Faces", "objective=regression", "trust=[faces]")
@@ -21,6 +33,7 @@ OWN = ("model=mlp", "data=dataset", "data.dataset._target_=faces.Faces", "object
         (("epochs=0.5",), 63),
         (("epochs=3", "batch=7"), 429),
         (("epochs=1", "microbatch=2", "accumulate=5"), 100),
+        (("epochs=3", "microbatch=2", "accumulate=2", "data.samples=9"), 7),
     ],
 )
 def test_steps_follow_from_the_length_and_the_batch(words: tuple[str, ...], steps: int) -> None:
@@ -38,19 +51,105 @@ def test_a_dataset_that_states_its_length_is_known_without_what_is_held_out(
     assert plan(*OWN, *words, "epochs=1").steps == steps
 
 
-def test_what_is_not_known_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        WordsError,
-        match=r"epochs=3: data=text does not say before launch how many samples it has. Type steps=<3 x its training samples / 8>",
-    ):
-        plan("epochs=3")
-    (tmp_path / "faces.py").write_text("class Faces:\n    about = {'inputs': [4]}\n")
+def shown(made: Plan) -> str:
+    """The plan as it is printed, without the breaks of its lines."""
+    return " ".join(show(made).split())
+
+
+def rows(folder: Path, format: str) -> str:
+    """The words for 41 rows, each with a list of tokens and a class."""
+    table = pa.table({"x": [[1, 2, 3 + row % 2] for row in range(41)], "y": [row % 3 for row in range(41)]})
+    if format == "parquet":
+        pq.write_table(table, folder / "a.parquet", row_group_size=7)
+    elif format == "csv":
+        (folder / "a.csv").write_text("x,y\n" + "".join(f"{row},{row % 3}\n" for row in range(41)))
+    else:
+        (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    return f"data={format} data.path={folder}/a.{format} data.inputs=x data.targets=y data.cache={folder}/cache"
+
+
+def images(folder: Path) -> str:
+    for number in range(9):
+        place = folder / "pictures" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
+    return f"data=images data.path={folder}/pictures data.size=8 data.cache={folder}/cache model=cnn"
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "images"])
+def test_an_epoch_is_the_samples_that_the_run_trains_on(format: str, tmp_path: Path) -> None:
+    words = images(tmp_path) if format == "images" else f"{rows(tmp_path, format)} model=mlp objective=classification"
+    for holdout in (0, 0.1, 0.5):
+        made = plan(*words.split(), f"data.holdout={holdout}", "epochs=2.5", "batch=4")
+        samples = len(as_source(build(made.data)))
+        assert made.steps == math.ceil(2.5 * samples / 4)
+        assert f"epochs=2.5 x {samples} samples to train on / batch=4, rounded up; rows of {tmp_path}/" in shown(made)
+
+
+@pytest.mark.campaign("commands")
+def test_data_without_an_index_is_opened_to_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("some text " * 200)
+    text = f"{{data: text, path: {tmp_path}/a.txt, cache: {tmp_path}/cache, sequence: 16}}"
+    (tmp_path / "b.txt").write_text("more" * 200)
+    made = plan(
+        "data=mixture",
+        f"data.of={{a: {text}, b: {text.replace('a.txt', 'b.txt')}}}",
+        "data.weights={a: 1, b: 3}",
+        "epochs=2",
+    )
+    mixed = as_source(build(made.data))
+    assert made.steps == math.ceil(2 * len(mixed) / 8), "an epoch is as many samples as all sources have together"
+    assert ", ".join(f"{name} {len(source)}" for name, source in mixed.of.items()) in shown(made)
+    (tmp_path / "faces.py").write_text(
+        "print('hello')\nclass Faces:\n    def __init__(self, size): self.size = size\n"
+        "    def __len__(self): return self.size\n    def __getitem__(self, i): return [0.5], [0.5]\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
+    assert plan(*OWN, "data.dataset.size=101", "epochs=1").steps == 12
     with pytest.raises(
-        WordsError,
-        match=r"Type steps=<3 x its training samples / 8>, or give the class of the dataset about = \{'samples': <its length>\}\.",
+        WordsError, match=r"cannot be counted: .*__len__ of Faces fails .* Or type steps=<3 x its training"
     ):
-        plan(*OWN, "epochs=3")
+        plan(*OWN, "data.dataset.size=-1", "epochs=3")
+
+
+class Sums:
+    """A dataset of a script."""
+
+    def __init__(self, size: int = 101) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(4), torch.ones(1)
+
+
+def test_an_object_of_the_caller_has_its_length() -> None:
+    words = ("model=mlp", "objective=regression", "batch=10", "epochs=2")
+    for given in (Sums(), TensorDataset(torch.ones(101, 4), torch.ones(101, 1)), [([1.0], [1.0])] * 101):
+        assert dtrain.plan(*words, data=given).steps == 19, "2 x 91 samples / 10"
+    local = type("Local", (Sums,), {"__module__": "__main__"})
+    assert dtrain.plan(*words, "data.dataset.size=31", "data.holdout=0", data=local).steps == 7
+    with pytest.raises(WordsError, match=r"object has no length .* Or type steps=<2 x its training samples / 10>"):
+        dtrain.plan(*words, data=object())
+
+
+def test_what_has_no_index_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        WordsError, match=r"epochs=3: .* a stream has no index.* Or type steps=<3 x its training samples / 8>"
+    ):
+        plan("data=stream", "data.path=a.jsonl", "data.inputs=x", "model=mlp", "objective=regression", "epochs=3")
+    with pytest.raises(WordsError, match=r"epochs=3: .*gone\.csv.* no file is there"):
+        plan("data=csv", f"data.path={tmp_path}/gone.csv", "data.targets=y", "model=mlp", "epochs=3")
+
+
+def test_a_run_that_is_read_again_counts_nothing(tmp_path: Path) -> None:
+    words = f"{rows(tmp_path, 'csv')} model=mlp objective=classification epochs=1 batch=20 model.width=4".split()
+    dtrain.run(*words, out=tmp_path / "run")
+    (tmp_path / "a.csv").rename(tmp_path / "b.csv")
+    assert len(dtrain.load(tmp_path / "run", "model.inputs=[1]", "model.outputs=3").state_dict()) > 0
+    assert resolve(compose([], run=str(tmp_path / "run")), CPUS).steps == 2
 
 
 def test_both_are_one_too_many_and_what_is_typed_goes_before_a_recipe(tmp_path: Path) -> None:
@@ -80,9 +179,7 @@ def test_conversations_are_counted_as_the_run_has_them(tmp_path: Path) -> None:
         made = plan(*words, *more, "epochs=3")
         source = build(made.data)
         assert made.steps == math.ceil(3 * len(source) / 2) > 3
-    with pytest.raises(WordsError, match=r"epochs=3: how many windows data.packing=pack fills .* Type steps=<3 x its"):
-        plan(*words, "data.packing=pack", "epochs=3")
-    with pytest.raises(WordsError, match=r"epochs=3: which rows data.long=skip leaves out .*, or data.long=cut\."):
-        plan(*words, "data.long=skip", "epochs=3")
+    made = plan(*words, "data.packing=pack", "data.sequence=64", "epochs=3")
+    assert made.steps == math.ceil(3 * len(build(made.data)) / 2)
     with pytest.raises(WordsError, match=r"gone\.jsonl"):
         plan(*words, f"data.path={tmp_path}/gone.jsonl", "epochs=3")

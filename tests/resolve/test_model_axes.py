@@ -225,7 +225,7 @@ FILES = ("data=jsonl", "data.path=a.jsonl", "data.inputs=x", "data.targets=x", "
     ("words", "why"),
     [
         ("data.packing=pack", "the window is not given. Type data.sequence=<tokens>"),
-        ("data.sequence=8", "data.sequence=8 is the window of packed rows. Type data.packing=pack as well, or data.length=8"),
+        ("data.sequence=8", "is the window of packed rows, or the most tokens of a row of text. Type data.packing=pack as well, data.tokenizer=<"),
         ("data.packing=pack data.sequence=8 data.length=8", "data.length=8 is of padded rows"),
         ("data.packing=pack data.sequence=8 model=mlp", "model=mlp takes no tokens, let alone where their documents end"),
         ("data=chat data.tokenizer=tk data.packing=pack data.padding=longest", "data.padding=longest does not go with"),

@@ -1,0 +1,38 @@
+"""`data.tokenizer`, which makes tokens of the text in files of rows: their padding is its own."""
+
+from dataclasses import replace
+from typing import Any
+
+from dtrain.config.facts import about
+from dtrain.config.schema import Config
+from dtrain.errors import PreflightError, StoreError
+from dtrain.resolve.unknown import UNKNOWN
+
+ROWS = ("csv", "jsonl", "parquet", "hf")
+
+
+def padded(config: Config) -> tuple[Config, list[str]]:
+    """The config with `data.pad` of the tokenizer; and the problems with the words of such rows."""
+    data: Any = config.data
+    if data is UNKNOWN or about(data).get("files") not in ROWS or not data.get("tokenizer"):
+        return config, []
+    name, inputs, word = data["tokenizer"], data["inputs"], f"data.tokenizer={data['tokenizer']}"
+    problems = list[str]()
+    if not isinstance(inputs, str):
+        problems.append(f"{word} reads one column of text. Type data.inputs=<its name>.")
+    if data.get("packing") == "pack" or data.get("shift"):
+        problems.append(
+            f"{word} is for rows with a class or number each. To train on all tokens of a text type data=text "
+            "data.path=<the files> data.column=<the column>."
+        )
+    length, most = data["length"], data["sequence"]
+    if length is not None and most is not None and most > length:
+        problems.append(f"data.sequence={most} is longer than data.length={length}, to which rows are padded.")
+    if problems or data["pad"] is not None:
+        return config, problems
+    from dtrain.chat import rowtext  # numpy
+
+    try:
+        return replace(config, data={**data, "pad": rowtext.padding(name)}), []
+    except (PreflightError, StoreError) as error:
+        return config, [str(error)]

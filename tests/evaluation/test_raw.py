@@ -1,0 +1,85 @@
+"""Raw inputs get the answers of the same inputs in files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data.drawn import folder
+from PIL import Image
+from torch import Tensor, nn
+
+import dtrain
+from dtrain.errors import WordsError
+from dtrain.verb import predict
+
+SMALL = ("steps=2", "batch=4", "logger=[]", "hook=[]", "evaluate.every=0")
+
+
+def written(run: Path, *words: str) -> list[dict[str, Any]]:
+    """What `dtrain predict` writes."""
+    predict.run([f"out={run}", f"predict.to={run}/said.jsonl", *words])
+    return [json.loads(line) for line in (run / "said.jsonl").read_text().splitlines()]
+
+
+def test_images_get_the_answers_of_their_files_which_are_named(tmp_path: Path) -> None:
+    words = ("model=cnn", "data=images", f"data.path={folder(tmp_path / 'a', 4)}", "data.size=16", "data.holdout=0.3")
+    dtrain.run(*words, *SMALL, f"data.cache={tmp_path}/cache", out=tmp_path / "run")
+    said = written(tmp_path / "run")
+    assert all(Path(row["file"]).parent.name == row["target"] for row in said) and len(said) == 4
+    paths = [row["file"] for row in said]
+    for inputs in (paths, [Image.open(path) for path in paths], [np.asarray(Image.open(path)) for path in paths]):
+        ours = dtrain.predictions(tmp_path / "run", inputs)
+        assert [row["prediction"] for row in ours] == [row["prediction"] for row in said]
+        assert [row["probability"] for row in ours] == pytest.approx([row["probability"] for row in said], rel=1e-5)
+
+
+def test_rows_are_written_with_their_target_and_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    rows = [{"id": f"r{number}", "a": number % 5, "b": number % 3 / 2, "y": "xz"[number % 2]} for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("model=mlp", "data=jsonl", f"data.path={tmp_path}/a.jsonl", "data.inputs=[a,b]", "data.targets=y")
+    dtrain.run(*words, *SMALL, "objective=classification", f"data.cache={tmp_path}/cache", out=tmp_path / "run")
+    said = written(tmp_path / "run", "predict.columns=[id,b]")
+    assert [(row["id"], row["b"], row["target"]) for row in said] == [
+        (rows[row["row"]]["id"], rows[row["row"]]["b"], rows[row["row"]]["y"]) for row in said
+    ]
+    asked = [rows[row["row"]] for row in said]
+    for inputs in (asked, [torch.tensor([row["a"], row["b"]]) for row in asked]):
+        ours = dtrain.predictions(tmp_path / "run", inputs, "predict.scores=logits")
+        assert [row["probability"] for row in ours] == [row["probability"] for row in said]
+        assert ours[0].keys() == {"row", "prediction", "probability", "logits"}
+    with pytest.raises(WordsError, match=r"a row of this run has several columns, and an input is .* Give a dict"):
+        dtrain.predictions(tmp_path / "run", ["text"])
+    with pytest.raises(WordsError, match=r"predict.columns: .* has no column ib. Did you mean"):
+        dtrain.predictions(tmp_path / "run", asked, "predict.columns=[ib]")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Pairs:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(index)), torch.ones(2)
+
+
+def test_tensors_of_a_dataset_of_the_caller(tmp_path: Path) -> None:
+    class Own(Net):
+        """Of this function alone."""
+
+    dtrain.run(*SMALL, "objective=regression", model=Own, data=Pairs(), out=tmp_path / "run")
+    inputs = [torch.randn(4) for _ in range(3)]
+    said = dtrain.predictions(tmp_path / "run", inputs, model=Own, data=Pairs())
+    with torch.no_grad():
+        there = dtrain.load(tmp_path / "run", model=Own, data=Pairs())(torch.stack(inputs))
+    torch.testing.assert_close(torch.tensor([row["prediction"] for row in said]), there)

@@ -195,7 +195,7 @@ def test_what_a_class_states_is_stated_by_those_that_are_derived_from_it(
         "epochs=1",
     )
     if steps is None:
-        with pytest.raises(WordsError, match="does not say before launch"):
+        with pytest.raises(WordsError, match="the samples cannot be counted: "):
             plan(*words)
     else:
         assert plan(*words).steps == steps

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dtrain.build import giving
+from dtrain.build import GIVEN, giving
 from dtrain.cluster import detect
 from dtrain.compose import compose, run_at, value_of
 from dtrain.compose.typed import typed
@@ -150,7 +150,7 @@ def _given(
         if name == "data" and value_of(words, "data") is None:
             all_words.append("data=dataset")
         target = _importable(value)
-        all_words.append(f"{PLACES[name]}._target_={target or 'dtrain.build.given'}")
+        all_words.append(f"{PLACES[name]}._target_={target or GIVEN}")
         if target:
             trusted.append(target.split(".")[0])
         else:

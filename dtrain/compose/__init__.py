@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from dtrain import recipe, secrets
+from dtrain.build import GIVEN
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
 from dtrain.compose.check import Vocabulary, judge, shown
@@ -96,7 +97,7 @@ def with_spaces(asked: Sequence[Word]) -> list[Word]:
 def _renamed(written: list[Word], targets: Sequence[Word]) -> list[Word]:
     """The words of a run whose parts have other names here: an object of a script has a label, `of`, instead."""
     keys = {word.key for word in targets}
-    labelled = [word.key for word in written if word.key in keys and word.value == "dtrain.build.given"]
+    labelled = [word.key for word in written if word.key in keys and word.value == GIVEN]
     labels = [key.replace("_target_", "of") for key in labelled]
     return [*targets, *(word for word in written if word.key not in (*keys, *labels))]
 

@@ -163,7 +163,8 @@ def own_words(words: Sequence[str], problems: list[str]) -> here.Own:
     """The words of the user's own that a run with these words can be given; mistakes in the names of their folders are
     added to `problems`.
     """
-    given = [*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]]
+    named = [word for word in words if word.startswith(("hydra.searchpath=", "trust="))]
+    given = [*here.look().words, *typed(named)[0]]
     return here.own_words(here.folders(here.searchpath(given, problems)))
 
 

@@ -10,7 +10,7 @@ PROJECT = Path(__file__).parents[1]
 
 def run(out: Path, *words: str) -> list[dict[str, float]]:
     """Its rows."""
-    command = [sys.executable, "-m", "dtrain", "recipe=train.yaml", "logger=[]", f"out={out}", *words]
+    command = [sys.executable, "-m", "dtrain", "recipe=mypkg/train.yaml", "logger=[]", f"out={out}", *words]
     subprocess.run(command, cwd=PROJECT, check=True, timeout=600)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

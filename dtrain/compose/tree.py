@@ -90,7 +90,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         getattr(config, group)["_about_"] = {name: value for name, value in facts.items() if name != "arithmetic"}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
     config.sources = sources
-    config.numbers = {word.key: word.text for word in words if isinstance(word.value, float)}
+    config.numbers = {word.key: word.text for word in words if type(word.value) in (int, float)}
     config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
     config.options = {
         group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]}

@@ -34,7 +34,7 @@ def own() -> Mapping[str, frozenset[str]]:
     """Group -> targets of its words, read from conf/."""
     targets = {
         group.name: re.findall(
-            r"^_target_: (\S+)", "\n".join(path.read_text() for path in group.glob("*.yaml")), re.MULTILINE
+            r"^_target_: (\S+)", "\n".join(path.read_text("utf-8") for path in group.glob("*.yaml")), re.MULTILINE
         )
         for group in folder("conf").iterdir()
         if group.is_dir()

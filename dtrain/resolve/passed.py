@@ -4,14 +4,24 @@ that is here, where `dtrain.resolve.signature` reads sources.
 
 import ast
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from dtrain.build import makes_one, received
 from dtrain.resolve import annotation
-from dtrain.resolve.signature import Signature
+from dtrain.resolve.signature import Missing, Signature, signature
 
 SEVERAL = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 EMPTY = inspect.Parameter.empty
+
+
+def signature_of_part(part: Mapping[str, Any]) -> Signature | Missing | None:
+    """The signature of a part: of an object that was passed to `dtrain.run`, or of a dotted name."""
+    thing, target = received(part), part["_target_"]
+    if thing is None:
+        return signature(target) if isinstance(target, str) else None
+    return signature_of(thing) if makes_one(thing) else None
 
 
 def signature_of(thing: Any) -> Signature | None:

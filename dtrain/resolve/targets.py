@@ -15,8 +15,8 @@ from dtrain.config.schema import GROUPS, Config
 from dtrain.config.word import CALL
 from dtrain.errors import nearest
 from dtrain.resolve import trust
-from dtrain.resolve.passed import signature_of
-from dtrain.resolve.signature import Missing, Signature, signature
+from dtrain.resolve.passed import signature_of_part
+from dtrain.resolve.signature import Missing, Signature
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.resolve.values import parts_of, sentence
 
@@ -66,14 +66,6 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             yield from _targets(value, f"{path}.{index}")
 
 
-def _takes(part: Mapping[str, Any]) -> Signature | Missing | None:
-    """The signature of a part: of an object that was passed to `dtrain.run`, or of a dotted name."""
-    thing, target = received(part), part["_target_"]
-    if thing is None:
-        return signature(target) if isinstance(target, str) else None
-    return signature_of(thing) if makes_one(thing) else None
-
-
 def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
     """A sentence for each word of a call about an object that is made already."""
     thing = received(part)
@@ -89,7 +81,7 @@ def _values(part: Mapping[str, Any], path: str, config: Config, shared: Mapping[
     """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
     `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
     """
-    takes, stated = _takes(part), about(part).get("allowed") or {}
+    takes, stated = signature_of_part(part), about(part).get("allowed") or {}
     declared = {**shared, **(takes.allowed if isinstance(takes, Signature) else {})}
     for name, value in part.items():
         if name in stated or name[0] == "_" or value is UNKNOWN:
@@ -109,7 +101,7 @@ def _judge(
     """Problems of one part. `passed`: arguments that the run passes; `shared`: those that the run itself acts on;
     `called`: a function that the run calls later, with arguments that are not known yet.
     """
-    takes, target = _takes(part), part["_target_"]
+    takes, target = signature_of_part(part), part["_target_"]
     subject = f"{path}._target_={target}"
     if received(part) is not None:
         target = part["of"].partition(".")[2]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.compose import compose
 from dtrain.config import home
 from dtrain.errors import StoreError, WordsError
 from dtrain.storage import caching, store
@@ -83,6 +84,11 @@ def test_a_user_without_a_name_or_home_has_a_cache_and_is_told_that_a_tilde_mean
         home.expanded("~nobody-of-this-name/x")
 
 
+def test_bytes_that_are_no_text_in_this_locale_are_told() -> None:
+    with pytest.raises(WordsError, match=r"generate.prompt=Gr\?\? \(command line\): .* Type LC_ALL=C.UTF-8 before"):
+        compose(["generate.prompt=Gr\udcc3\udcbc"])
+
+
 @pytest.mark.campaign("documents")
 @pytest.mark.parametrize("place", ["no home", "ascii", "gbk", "optimized"])
 def test_a_tour_runs_where_containers_and_old_systems_run_it(place: str) -> None:
@@ -101,4 +107,5 @@ def test_a_tour_runs_where_containers_and_old_systems_run_it(place: str) -> None
         else:
             environ |= {"PYTHONOPTIMIZE": "1"}
         for words in TOUR:
+            words = [word for word in words if place != "ascii" or word.isascii()]
             run(*words, cwd=here, begin=begin, **environ)

@@ -18,7 +18,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "data": ("dtrain.data.digits.Digits", "dtrain.build.given"),
     "objective": ("dtrain.build.given",),
     "loop": ("dtrain.train.train",),
-    "hook": ("dtrain.testing.faults.AtStep",),
+    "hook": ("dtrain.testing.faults.AtStep", "dtrain.build.given"),
+    "logger": ("dtrain.build.given",),
 }
 """dtrain's own targets that are not words in conf/. The fault hook is for the command line: a recipe from elsewhere may
 not name it.

@@ -55,7 +55,7 @@ class Place:
 def find(name: str, beside: Place | None = None) -> Place:
     """The place that `name` means to a person, or to the recipe at `beside`. Raises WordsError."""
     plain, pinned, digest = name.partition("@sha256:")
-    known = project.beside() | recipes()
+    known = {**project.beside(), **recipes()}
     if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
         raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
     if plain in known and not (beside and known[plain].parent == project.LISTED):

@@ -26,8 +26,6 @@ def signature_of_part(part: Mapping[str, Any]) -> Signature | Missing | None:
 
 def signature_of(thing: Any) -> Signature | None:
     """The signature of a class or function; None if it does not show it: a metaclass, `__new__`, a wrapped function."""
-    if isinstance(thing, partial):
-        return None
     if not inspect.isclass(thing):
         return _of_function(thing)
     if type(thing).__call__ is not type.__call__ or thing.__new__ is not object.__new__:

@@ -6,19 +6,20 @@ model = dtrain.load("runs/a", model=Net)
 answers = dtrain.predictions("runs/a", [torch.ones(4)], model=Net)
 """
 
+import inspect
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from dtrain.build import build, giving
+from dtrain.build import GIVEN, build, giving
 from dtrain.cluster import detect
 from dtrain.compose import compose, run_at, value_of
 from dtrain.compose.typed import typed
@@ -27,6 +28,7 @@ from dtrain.config.word import in_a_call, text
 from dtrain.errors import DtrainError, PreflightError, StoreError
 from dtrain.launcher import apart
 from dtrain.lifecycle import signals
+from dtrain.logger import FunctionLogger
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -77,19 +79,23 @@ def _briefly(act: Callable[P, Returned]) -> Callable[P, Returned]:
 
 @_briefly
 def run(
-    *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
-) -> Result:
+    *words: str, model: Any = None, data: Any = None, objective: Any = None, hook: Any = None, logger: Any = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Result:  # fmt: skip
     """Train as `python -m dtrain <words>` does. A single rank runs in this process; several ranks are forked.
 
     `model`: a `torch.nn.Module`, or a class or function that makes one, called with the `model.` words. `data`: a
     map-style dataset, or a class or function that makes one. `objective`: an objective, or a class or function that
-    makes one. They may be defined anywhere: in a script, a notebook cell, a function.
+    makes one. `hook`, `logger`: one or a list of objects, classes, which are called with the words of their name
+    (`hook.Pulse.every=10`), and functions, called themselves with a StepInfo (`hook.<function>.every=10`) or with step
+    and row. All of them may be defined anywhere: in a script, a notebook cell, a function.
 
     Raises WordsError (the words are wrong), PreflightError (this machine cannot do it, or this process has a run
     already, in another thread), DtrainError (training failed), or a KeyboardInterrupt for a Ctrl-C before the first
     step. A later one lets the run save, and returns its result.
     """
-    with _only_run() as place, signals.called(), _given(words, model, data, objective, out) as all_words:
+    passed = _passed(model=model, data=data, objective=objective, hook=hook, logger=logger)
+    with _only_run() as place, signals.called(), _given(words, passed, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())
         config = compose(all_words)
         place.append(f" (out={config.out})")
@@ -98,12 +104,14 @@ def run(
 
 @_briefly
 def plan(
-    *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
-) -> Plan:
+    *words: str, model: Any = None, data: Any = None, objective: Any = None, hook: Any = None, logger: Any = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Plan:  # fmt: skip
     """The plan that `run` would follow; print it. Arguments and errors as for `run`."""
-    with _given(words, model, data, objective, out) as all_words:
+    passed = _passed(model=model, data=data, objective=objective, hook=hook, logger=logger)
+    with _given(words, passed, out) as all_words:
         decided = PrintedPlan(**vars(resolve(compose(all_words), detect(), apart.shapes_of)))
-    vars(decided)["_objects"] = _unnamed(model=model, data=data, objective=objective)
+    vars(decided)["_objects"] = _unnamed(passed)
     return decided
 
 
@@ -116,7 +124,7 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
     the model takes its sizes from it. Raises StoreError if there is no checkpoint.
     """
     url, root = _checkpoint(source, words)
-    with _given(words, model, data, None, root) as all_words:
+    with _given(words, _passed(model=model, data=data), root) as all_words:
         decided = resolve(compose([*all_words, *ALONE], run=root, brought=PLACES.values()), detect())
         from dtrain.evaluation.session import weights
 
@@ -139,7 +147,8 @@ def predictions(
     Raises WordsError for inputs that the run cannot answer, StoreError if there is no checkpoint.
     """
     url, root = _checkpoint(source, words)
-    with tempfile.TemporaryDirectory(prefix="dtrain-") as folder, _given(words, model, data, None, root) as all_words:
+    passed = _passed(model=model, data=data)
+    with tempfile.TemporaryDirectory(prefix="dtrain-") as folder, _given(words, passed, root) as all_words:
         alone = [*all_words, *ALONE]
         from dtrain.evaluation.raw import as_data
 
@@ -147,7 +156,7 @@ def predictions(
         (rows := Path(folder, "rows")).mkdir()
         part, objects = as_data(inputs, trained, rows)
         asked = [f"predict.data={text(part)}", f"predict.to={folder}/answers.jsonl"]
-        with giving({**_unnamed(model=model, data=data), **objects}):
+        with giving({**_unnamed(passed), **objects}):
             decided = resolve(compose([*alone, *asked], run=root, brought=PLACES.values()), detect())
             decided = replace(decided, init=url if url != root else None)
             build(decided.launcher).launch(decided.with_loop("dtrain.evaluation.predict.predict"))
@@ -180,42 +189,77 @@ def _only_run() -> Iterator[list[str]]:
         del _running[os.getpid()]
 
 
-@contextmanager
-def _given(
-    words: tuple[str, ...], model: Any, data: Any, objective: Any, out: str | os.PathLike[str] | None
-) -> Iterator[list[str]]:
-    """The words, plus words that name the objects: by dotted names if every process can import them."""
-    objects = {"model": model, "data": data, "objective": objective}
-    all_words, trusted = list(words), list[str]()
+class _Passed(NamedTuple):
+    """An object of the caller: the key of its part, its label for `dtrain.build.given`, its dotted name, if any."""
+
+    key: str
+    label: str
+    value: Any
+    target: str
+
+
+def _passed(**objects: Any) -> list[_Passed]:
+    """The objects that are given; of hooks and loggers one or a list, of which functions are called as they are."""
+    passed = list[_Passed]()
     for name, value in objects.items():
         if value is None:
             continue
-        if name == "data" and value_of(words, "data") is None:
+        if name in PLACES:
+            passed.append(_Passed(PLACES[name], f"{name}.{_name(value)}", value, _importable(value)))
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            key, is_class = f"{name}.{_name(each)}", inspect.isclass(each)
+            keys = [one.key for one in passed]
+            key = key if key not in keys else f"{key}{sum(one.startswith(key) for one in keys) + 1}"
+            made = each if is_class or not inspect.isroutine(each) else partial(CALLED[name], each)
+            passed.append(_Passed(key, key, made, _importable(each) if is_class else ""))
+    return passed
+
+
+def _called_hook(function: Callable[..., Any], *, every: int | str = 1) -> Any:
+    from dtrain.hook import FunctionHook
+
+    return FunctionHook(function, every)  # type: ignore[arg-type]  # FunctionHook's own check
+
+
+def _called_logger(function: Callable[..., Any], *, out: str, steps: int) -> Any:
+    return FunctionLogger(function, out, steps)
+
+
+CALLED: Mapping[str, Callable[..., Any]] = {"hook": _called_hook, "logger": _called_logger}
+"""Argument -> what makes a part of a function."""
+
+
+@contextmanager
+def _given(
+    words: tuple[str, ...], passed: Sequence[_Passed], out: str | os.PathLike[str] | None
+) -> Iterator[list[str]]:
+    """The words, plus words that name the objects: by dotted names if every process can import them."""
+    all_words, trusted = list(words), list[str]()
+    for each in passed:
+        if each.key == PLACES["data"] and value_of(words, "data") is None:
             all_words.append("data=dataset")
-        target = _importable(value)
-        all_words.append(f"{PLACES[name]}._target_={target or 'dtrain.build.given'}")
-        if target:
-            trusted.append(target.split(".")[0])
+        all_words.append(f"{each.key}._target_={each.target or GIVEN}")
+        if each.target:
+            trusted.append(each.target.split(".")[0])
         else:
-            all_words.append(f"{PLACES[name]}.of={_label(name, value)}")
+            all_words.append(f"{each.key}.of={each.label}")
     if trusted:
         all_words.append(f"trust=[{','.join(dict.fromkeys([*_trusted(words), *trusted]))}]")
     if out is not None:
         all_words.append(f"out={text(os.fspath(out))}")
-    with giving(_unnamed(**objects)), in_a_call():
+    with giving(_unnamed(passed)), in_a_call():
         yield all_words
 
 
-def _unnamed(**objects: Any) -> dict[str, Any]:
-    """The objects that only this process can pass to its ranks, by their labels for `dtrain.build.given`."""
-    return {
-        _label(name, value): value for name, value in objects.items() if value is not None and not _importable(value)
-    }
+def _unnamed(passed: Sequence[_Passed]) -> dict[str, Any]:
+    """The objects that only this process can pass to its ranks, by their labels."""
+    return {each.label: each.value for each in passed if not each.target}
 
 
-def _label(name: str, value: Any) -> str:
-    """A label such as model.Net."""
-    return f"{name}.{getattr(value, '__name__', type(value).__name__).strip('<>')}"
+def _name(value: Any) -> str:
+    """The name of a class or function, or that of the class of an object."""
+    return str(getattr(value, "__name__", type(value).__name__)).strip("<>")
 
 
 def _importable(value: Any) -> str:

@@ -19,6 +19,8 @@ from dtrain.errors import PreflightError, WordsError, an
 from dtrain.planned import Part
 from dtrain.storage import hub
 
+GIVEN = "dtrain.build.given"
+"""The `_target_` of an object that was passed to `dtrain.run`."""
 HINT = "Is the package installed, or in this folder?"
 
 _trusted: Collection[str] | None = None
@@ -62,7 +64,17 @@ def given(*, of: str, **arguments: Any) -> Any:
         name = of.partition(".")[0]
         raise WordsError(f"{name}: {of} was passed to dtrain.run(..., {name}=...). Call that again.")
     thing = _given[of]
-    return thing(**arguments) if inspect.isclass(thing) or inspect.isroutine(thing) else thing
+    return thing(**arguments) if makes_one(thing) else thing
+
+
+def received(part: Part) -> Any:
+    """The object that a part stands for and the caller of `dtrain.run` passed; None if it is not in this process."""
+    return _given.get(str(part.get("of"))) if part.get("_target_") == GIVEN else None
+
+
+def makes_one(thing: Any) -> bool:
+    """Whether a passed object is a class or function, which is called with the words."""
+    return inspect.isclass(thing) or inspect.isroutine(thing) or isinstance(thing, functools.partial)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ def note_code() -> None:
         answer = subprocess.run(
             ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=2,
             check=True,
         )

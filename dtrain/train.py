@@ -82,7 +82,8 @@ def train(plan: Plan) -> Result:
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
-            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=observers.due(state.step + 1))
+            now = observers.due(state.step + 1, stream.seen)
+            decision = spikes.decide(state.step, stream.first, loss, norm, total, now=now)
             watchdog.rest()
             stop_asked.done()
             if decision.spike:
@@ -106,7 +107,7 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             watchdog.part()
-            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=observers.due(state.step))
+            log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=now)
             watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model

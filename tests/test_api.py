@@ -190,6 +190,42 @@ def test_a_mistake_in_the_words_of_a_call_is_not_said_to_be_of_the_command_line(
         compose(["steps=0", "bach"])
 
 
+def test_a_mistake_in_the_arguments_of_an_object_of_the_script_is_told_before_launch() -> None:
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width: int, dropout: float = 0.0) -> None:
+            raise AssertionError("built")
+
+    class Base:
+        def __init__(self, *, classes: int = 2) -> None: ...
+
+    class Faces(Base): ...
+
+    def wide(width: int, **more: int) -> nn.Module:
+        return nn.Linear(width, 1, **more)
+
+    def mistakes(*words: str, **objects: object) -> str:
+        with pytest.raises(WordsError) as caught:
+            dtrain.plan("data=synthetic", "objective=regression", *words, **objects)  # type: ignore[arg-type]
+        return str(caught.value)
+
+    said = mistakes(
+        "model.widht=8", "model.dropout=much", "data=dataset", "data.dataset.clases=3", model=Net, data=Faces
+    )
+    assert "model.widht=8: Net takes no widht. Did you mean model.width?" in said
+    assert "model: Net needs width. Type model.width=<value>." in said
+    assert "model.dropout=much" in said, said
+    assert "data.dataset.clases=3: Faces takes no clases. Did you mean data.dataset.classes?" in said
+    assert "objective.x=1: Base takes no x. Allowed: classes." in mistakes("objective.x=1", objective=Base)
+    made = nn.Linear(4, 1)
+    assert "model.width=8 (the call): Linear was passed to dtrain.run as an object" in mistakes(
+        "model.width=8", model=made
+    )
+    assert "model: wide needs width." in mistakes("model.bias=false", model=wide)
+    assert dtrain.plan("data=synthetic", "objective=regression", "model.width=4", "model.bias=false", model=wide)
+
+
 def test_a_plan_of_objects_that_cannot_be_built_prints_what_is_wrong() -> None:
     from torch import nn
 

@@ -89,7 +89,7 @@ def add_in_one_order(environ: MutableMapping[str, str]) -> None:
 def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
     """The cores of the NUMA node that the PCI device `bus` is connected to; empty if the system does not report it."""
     try:
-        ranges = [part.split("-") for part in (root / bus / "local_cpulist").read_text().strip().split(",")]
+        ranges = [part.split("-") for part in (root / bus / "local_cpulist").read_text("utf-8").strip().split(",")]
         return {core for first, *last in ranges for core in range(int(first), int(*last or [first]) + 1)}
     except (OSError, ValueError):  # a virtual machine may have no such file
         return set()

@@ -143,7 +143,7 @@ def called(tokenizer: Described, stem: str, where: Any, **job: Any) -> dict[str,
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
         answer, _ = child.communicate(json.dumps({**job, "stem": stem, "described": of}).encode() + b"\n")
     at = Path(f"{stem}.at")
-    number = at.read_text().strip() if at.exists() else ""
+    number = at.read_text("utf-8").strip() if at.exists() else ""
     at.unlink(missing_ok=True)
     if child.returncode:
         place = f"{where(int(number))}: " if number else ""

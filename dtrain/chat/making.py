@@ -121,7 +121,7 @@ def limited() -> Iterator[None]:
     is raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
     most = pages * resource.getpagesize() + ROOM
     with contextlib.suppress(ValueError, OSError):  # a lower limit is there already
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -216,7 +216,7 @@ def _smi(*arguments: str) -> list[str]:
     """The lines that nvidia-smi prints; none if it fails."""
     try:
         return subprocess.run(
-            [nvidia_smi(), *arguments], capture_output=True, text=True, timeout=10, check=True
+            [nvidia_smi(), *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
@@ -232,7 +232,7 @@ def _memory() -> int:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(path).read_text()))
+            limits.append(int(Path(path).read_text("utf-8")))
         except (OSError, ValueError):  # no limit, or no control group
             continue
     return min(limits)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dtrain.config import home
 from dtrain.config.installed import version
 
 Figures = Mapping[str, Any]
@@ -37,8 +38,7 @@ LEAST, MOST = 1e-12, 1e18
 
 def place(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the file is: beside what else is made once."""
-    base = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "dtrain"
-    return base.expanduser() / "machine.json"
+    return home.cache(environ) / "dtrain/machine.json"
 
 
 def identity(cpus: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def identity(cpus: int) -> dict[str, Any]:
 def processor() -> str:
     """The processor by the name, family, model and stepping that the kernel gives."""
     try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
     except OSError:
         import platform
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import yaml
 
 from dtrain import recipe, secrets
+from dtrain.build import GIVEN
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
 from dtrain.compose.check import Vocabulary, is_moot, judge, shown
@@ -113,7 +114,7 @@ def _with_steps(written: list[Word], run: str | None) -> list[Word]:
 def _renamed(written: list[Word], targets: Sequence[Word]) -> list[Word]:
     """The words of a run whose parts have other names here: an object of a script has a label, `of`, instead."""
     keys = {word.key for word in targets}
-    labelled = [word.key for word in written if word.key in keys and word.value == "dtrain.build.given"]
+    labelled = [word.key for word in written if word.key in keys and word.value == GIVEN]
     labels = [key.replace("_target_", "of") for key in labelled]
     return [*targets, *(word for word in written if word.key not in (*keys, *labels))]
 
@@ -189,7 +190,8 @@ def own_words(words: Sequence[str], problems: list[str]) -> here.Own:
     """The words of the user's own that a run with these words can be given; mistakes in the names of their folders are
     added to `problems`.
     """
-    given = [*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]]
+    named = [word for word in words if word.startswith(("hydra.searchpath=", "trust="))]
+    given = [*here.look().words, *typed(named)[0]]
     return here.own_words(here.folders(here.searchpath(given, problems)))
 
 

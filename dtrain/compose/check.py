@@ -20,7 +20,8 @@ from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut, typed_at
 from dtrain.config.word import spelling as quoted
 from dtrain.errors import WordsError, nearest
-from dtrain.secrets import screen
+from dtrain.recipe.locate import Place
+from dtrain.secrets import masked, screen
 from dtrain.storage.options import is_one
 
 HOLDERS = {
@@ -61,6 +62,9 @@ class Vocabulary:
     """(group, word) -> why the file of a word of the user's own cannot be used"""
     files: Mapping[tuple[str, str], Path] = field(default_factory=dict)
     """(group, word) -> the file of a word of the user's own"""
+    strangers: Sequence[str] = ()
+    """Packages that the words name, and of which no words are known."""
+    trusted: Sequence[str] = ()
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}
@@ -248,8 +252,12 @@ def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
 def _other(word: Word, name: Any, known: Vocabulary) -> str:
     """The hint for a word that the group does not have."""
     group = word.key
-    if word.place and word.place.trust == "local" and (folder := here.above(word.place.url, group, str(name))):
+    place = word.place
+    folder = here.above(place.url, group, str(name)) if place and place.trust == "local" else None
+    if folder and folder.parent.name not in known.strangers:
         return f" Its file is in {folder}. Type {screen.typed(f'hydra.searchpath=[{folder}]')} too."
+    if place and place.trust != "own" and known.strangers:
+        return _of_a_stranger(known.strangers[0], place, known)
     if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
     if told := meaning.of_value(group, str(name)):
@@ -262,6 +270,14 @@ def _other(word: Word, name: Any, known: Vocabulary) -> str:
         else ""
     )
     return nearest(str(name), known.options[group]) + own
+
+
+def _of_a_stranger(package: str, place: Place, known: Vocabulary) -> str:
+    """The hint for a word of a recipe that may be of a package which is not trusted, or not here."""
+    if package not in known.trusted:
+        return f" It may be a word of {package}. Type trust=[{package}] if you know what it does."
+    whence = masked(place.url) if place.member else "<its folder, zip file or git+https:// address>"
+    return f" It may be a word of {package}, which is not installed. Type pip install {whence}."
 
 
 def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:

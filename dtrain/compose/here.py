@@ -23,6 +23,7 @@ from dtrain.config.files import FILE, FOLDER
 from dtrain.config.schema import GROUPS, NAMED
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.recipe.document import Node, Slip, parse
+from dtrain.recipe.project import home_of
 from dtrain.secrets import screen
 from dtrain.storage.store import is_local, local_path
 
@@ -170,7 +171,9 @@ def above(url: str, group: str, word: str) -> Path | None:
 
 
 def searchpath(words: Sequence[Word], problems: list[str]) -> list[str]:
-    """The folders and packages of the user's own words that some words name; mistakes are added to `problems`."""
+    """The folders and packages of the user's own words that some words name, and the folder `conf` of each package that
+    they trust; mistakes are added to `problems`.
+    """
     paths = list[str]()
     for word in words:
         if word.key != "hydra.searchpath":
@@ -182,7 +185,23 @@ def searchpath(words: Sequence[Word], problems: list[str]) -> list[str]:
             problems.append(f"{cut(str(word))} ({word.source}): a list of folders. Type {instead}.")
     mistakes = {path: mistake for path in paths if (mistake := _mistake(path))}
     problems += [f"hydra.searchpath=[{cut(path)}]: {mistake}" for path, mistake in mistakes.items()]
-    return [path for path in paths if path not in mistakes]
+    homes = filter(None, map(home_of, trusted(words)))
+    brought = [str(home / FOLDER) for home in homes if (home / FOLDER).is_dir()]
+    return [*(path for path in paths if path not in mistakes), *brought]
+
+
+def trusted(words: Sequence[Word]) -> list[str]:
+    """The packages that the words trust."""
+    last = next((word.value for word in reversed(words) if word.key == "trust"), None)
+    return [str(package) for package in last] if isinstance(last, list) else []
+
+
+def strangers(words: Sequence[Word]) -> list[str]:
+    """The packages that the words of a run name, and of which no words are known: they are not trusted, or not here."""
+    values = [str(word.value) for word in words if word.key.endswith("._target_")]
+    named = dict.fromkeys(value.partition(".")[0] for value in values if "." in value)
+    known = {"dtrain", "torch", *(package for package in trusted(words) if home_of(package))}
+    return [name for name in named if name not in known and name.isidentifier()]
 
 
 def _mistake(path: str) -> str:

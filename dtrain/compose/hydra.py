@@ -22,6 +22,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathElement
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser import overrides_parser, overrides_visitor
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep
 from hydra.core.plugins import Plugins
@@ -44,6 +45,11 @@ from dtrain.storage.store import local_path
 
 REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
 """${model.width}: another key."""
+
+if not __debug__:  # this file of Hydra moves on inside of assert statements, which python -O leaves out
+    _source = Path(overrides_visitor.__file__).read_text("utf-8")
+    exec(compile(_source, overrides_visitor.__file__, "exec", optimize=0), vars(overrides_visitor))
+    vars(overrides_parser).update(vars(overrides_visitor))
 
 
 def read(raw: str) -> list[Any]:

@@ -248,7 +248,7 @@ def _default(key: str, choices: Mapping[str, Any]) -> tuple[Any, str] | None:
 def _lines(name: str) -> dict[str, tuple[Any, str]]:
     """dotted key -> (value, `conf/optim/adamw.yaml:4`) of a file of conf/."""
     path = recipe.folder("conf") / f"{name}.yaml"
-    values = marked(path.read_text()) if path.is_file() else {}
+    values = marked(path.read_text("utf-8")) if path.is_file() else {}
     return {key: (value, f"conf/{name}.yaml:{line}") for key, (value, line) in values.items()}
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from dtrain.compose.check import NAMELESS, Vocabulary
-from dtrain.compose.here import Own, folders, own_words, place
+from dtrain.compose.here import Own, folders, own_words, place, strangers, trusted
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
 from dtrain.config.constraints import wants_text
@@ -41,7 +41,10 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
         and word.key not in NAMELESS
         and word.value != _own_target(word.key, choices, options, node)
     )
-    return Vocabulary(options, choices, targets, node, bool(searchpath), own.refused, own.files)
+    return Vocabulary(
+        options, choices, targets, node, bool(searchpath), own.refused, own.files,
+        strangers=strangers(words), trusted=trusted(words),
+    )  # fmt: skip
 
 
 def _own_target(
@@ -88,7 +91,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         getattr(config, group)["_about_"] = {name: value for name, value in facts.items() if name != "arithmetic"}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
     config.sources = sources
-    config.numbers = {word.key: word.text for word in words if isinstance(word.value, float)}
+    config.numbers = {word.key: word.text for word in words if type(word.value) in (int, float)}
     config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
     config.options = {
         group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]}

@@ -3,6 +3,7 @@ instead.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ LONGEST = 100_000
 """A longer value, in characters, is always read as text."""
 KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
 
+BYTES = re.compile("[\ud800-\udfff]")
+"""Bytes that Python could not decode."""
 SEVERAL = re.compile(r",|^\w+\(", re.ASCII)
 """A text that looks like a list of values, or a function that gives one."""
 
@@ -27,6 +30,12 @@ def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
     read, problems, values = [], list[str](), set[int]()
     for at, text in enumerate(words):
         if at in values:
+            continue
+        if BYTES.search(text):
+            problems.append(
+                f"{cut(text.encode(errors='replace').decode())} ({typed_at()}): some bytes are no text in the encoding "
+                f"of this locale, {sys.getfilesystemencoding()}. Type LC_ALL=C.UTF-8 before the command."
+            )
             continue
         following = words[at + 1] if at + 1 < len(words) else None
         if (

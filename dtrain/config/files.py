@@ -43,7 +43,7 @@ def folder(name: str) -> Path:
 def may_be_beside(words: Sequence[str]) -> bool:
     """Whether a command with these words may have words of the user's own. That is known without reading them."""
     has_folder = FOLDER.is_dir() and not FOLDER.samefile(folder("conf"))
-    return has_folder or FILE.exists() or any(word.startswith("hydra.searchpath=") for word in words)
+    return has_folder or FILE.exists() or any(word.startswith(("hydra.searchpath=", "trust=")) for word in words)
 
 
 _beside: dict[tuple[str, str], Path] = {}

@@ -39,12 +39,19 @@ YOURS = {
     "schedule": "takes steps, the length of the run; has factor(step), with step from 0, which multiplies the lr "
     "of each group",
     "logger": "takes out and steps; has log(step, row), note(text) and close(), and optionally begin(facts), which is "
-    "called first with the words; runs on rank 0",
+    "called first with the words; runs on rank 0. dtrain.run(logger=...) takes an object, a class, or a function "
+    "of step and row",
     "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it stores state, "
     "about = {'fill': 'dp_shard', 'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'}",
-    "hook": "has an attribute every (steps between calls) and __call__(info), called on all ranks: "
-    "info.forward(inputs) runs the model, dtrain/hook/__init__.py lists the rest; a returned mapping of names to "
-    "numbers is logged as figures",
+    "hook": "has an attribute every (steps between calls, or 'epoch') and __call__(info), called on all ranks. A "
+    "returned mapping of names to numbers is logged as figures. dtrain.run(hook=...) takes an object, a class, or a "
+    "function of info. It cannot change the training; it gets\n"
+    "    info.step, .steps, .seen, .epoch  steps done of all, samples seen, passes over the data that are complete\n"
+    "    info.loss, .norm, .lr             this rank's sum over its part of the batch, the norm of the gradient\n"
+    "    info.source, .seed                the data of the run\n"
+    "    info.forward(inputs)              runs the model on its mesh, without gradients; all ranks call it alike\n"
+    "    info.model()                      a whole copy of it on the CPU, whatever the mesh; all ranks call it alike\n"
+    "    info.weights()                    its parameters and buffers by name, whole, on the CPU; as model()",
 }
 """Group -> requirements on a user's own part, in a package that `trust` names."""
 

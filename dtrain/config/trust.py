@@ -18,7 +18,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "data": ("dtrain.data.digits.Digits", "dtrain.build.given"),
     "objective": ("dtrain.build.given",),
     "loop": ("dtrain.train.train",),
-    "hook": ("dtrain.testing.faults.AtStep",),
+    "hook": ("dtrain.testing.faults.AtStep", "dtrain.build.given"),
+    "logger": ("dtrain.build.given",),
 }
 """dtrain's own targets that are not words in conf/. The fault hook is for the command line: a recipe from elsewhere may
 not name it.
@@ -34,7 +35,7 @@ def own() -> Mapping[str, frozenset[str]]:
     """Group -> targets of its words, read from conf/."""
     targets = {
         group.name: re.findall(
-            r"^_target_: (\S+)", "\n".join(path.read_text() for path in group.glob("*.yaml")), re.MULTILINE
+            r"^_target_: (\S+)", "\n".join(path.read_text("utf-8") for path in group.glob("*.yaml")), re.MULTILINE
         )
         for group in folder("conf").iterdir()
         if group.is_dir()

@@ -19,10 +19,14 @@ def typed_at() -> str:
     return _typed_at.get()
 
 
+CALL = "the call"
+"""Source of the words of `dtrain.run(...)`."""
+
+
 @contextmanager
 def in_a_call() -> Iterator[None]:
     """A context in which words that are in no file are those of a call."""
-    token = _typed_at.set("the call")
+    token = _typed_at.set(CALL)
     try:
         yield
     finally:

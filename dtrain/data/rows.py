@@ -259,7 +259,7 @@ class Table:
                 f"column {name} has {least}, and classes are whole numbers from 0 on ({IGNORE}: a target that does not "
                 "count). Number the classes from 0 on."
             )
-        if self.classes and self.classes > MOST_CLASSES:
+        if isinstance(self.classes, int) and self.classes > MOST_CLASSES:
             return too_many(f"column {name} has {self.classes - 1}", self.classes)
         return f"the files do not say how many classes column {name} has. Type data.outputs=<number of classes>."
 

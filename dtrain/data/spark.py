@@ -20,9 +20,8 @@ from torch.utils.data import TensorDataset
 
 from dtrain import secrets
 from dtrain.data.dataset import Dataset
-from dtrain.data.text import cache_folder
 from dtrain.errors import PreflightError, StoreError, WordsError, first_line
-from dtrain.storage import store
+from dtrain.storage import caching, store
 
 PART = re.compile(r"part-(\d+)")
 """The number of a partition in the name of its file."""
@@ -40,7 +39,7 @@ class Spark(Dataset):
         self, *, path: str, features: str | Sequence[str], label: str, holdout: float = 0.1, outputs: int | None = None,
         cache: str | None = None,
     ) -> None:  # fmt: skip
-        folder = Path(cache).expanduser() if cache else cache_folder()
+        folder = caching.folder(cache)
         names = [features] if isinstance(features, str) else [*features]
         facts, arrays = decoded(path, names, label, folder)
         tensors = map(torch.from_numpy, arrays)
@@ -62,12 +61,12 @@ def decoded(path: str, features: Sequence[str], label: str, cache: Path) -> tupl
     about, targets = cache / f"{key}.json", [cache / f"{key}.features", cache / f"{key}.label"]
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{key}.lock").open("w") as lock:
+        with (cache / f"{key}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not about.exists():
                 facts = _Decoder(path, features, label).write(files, targets)
                 store.write(str(about), json.dumps({"path": secrets.masked(path), **facts}).encode())
-        facts = json.loads(about.read_text())
+        facts = json.loads(about.read_text("utf-8"))
         arrays: list[NDArray[Any]] = [
             np.memmap(target, dtype=kind, mode="c", shape=tuple(shape))
             for target, kind, shape in zip(targets, facts["kinds"], facts["shapes"], strict=True)

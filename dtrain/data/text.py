@@ -43,7 +43,7 @@ class Text(Corpus):
         self._path, self._column, self.sequence, self._part = path, column, sequence, holdout
         self._tokenizer: Tokenizer = load(tokenizer, "data.tokenizer")
         self._vocab = self._tokenizer.vocab
-        self.cache = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = caching.folder(cache)
 
     @cached_property
     def _encoded(self) -> "Encoded":
@@ -126,23 +126,19 @@ def encoded(path: str | Sequence[str], tokenizer: Tokenizer, cache: Path, column
     tokens, ends, facts = cache / f"{key}.bin", cache / f"{key}.ends", cache / f"{key}.json"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{key}.lock").open("w") as lock:
+        with (cache / f"{key}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (facts.exists() and ends.exists()):
                 digest, count = _encode(documents.read(0), tokenizer, tokens, ends)
                 about = {"path": secrets.masked(str(path)), "documents": count, "sha256": digest}
                 store.write(str(facts), json.dumps(about).encode())
-            known = json.loads(facts.read_text())
+            known = json.loads(facts.read_text("utf-8"))
             if tokens.stat().st_size == 0:
                 raise PreflightError(f"data.path={path}: there is no text in {known['documents']} {documents.kind}(s).")
         made = np.memmap(tokens, kind, "r"), np.memmap(ends, np.int64, "r")
         return Encoded(*made, str(known["sha256"]), documents.unread)
     except OSError as error:
         raise StoreError.during("keep the encoded text in", str(cache), error.strerror or error) from error
-
-
-def cache_folder() -> Path:
-    return caching.folder(None)
 
 
 def _encode(documents: Iterable[Document], tokenizer: Tokenizer, target: Path, ends: Path) -> tuple[str, int]:

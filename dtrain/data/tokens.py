@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -16,11 +15,10 @@ from dtrain.data import Batch, Indices
 from dtrain.data.order import samples
 from dtrain.data.packing import Packed
 from dtrain.data.split import Blocks as Order
-from dtrain.data.text import cache_folder
 from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.storage import store, tokenfile
+from dtrain.storage import caching, store, tokenfile
 from dtrain.tokenizer import shards
 from dtrain.tokenizer.blocks import Blocks, ShardTokens
 
@@ -50,7 +48,7 @@ class Tokens(Corpus):
             raise WordsError(f"data.dtype={dtype} is not a type of a .bin file. Allowed: {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
-        self.cache = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = caching.folder(cache)
         self._cache_size = cache_size
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: list[tuple[int, int]] = []

@@ -102,7 +102,7 @@ def memory(case: Case) -> Iterable[Finding]:
     """Free memory of the host, or of its control group."""
     free = {
         name: int(line.split()[0]) << 10
-        for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text().splitlines())
+        for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text("utf-8").splitlines())
     }
     limit = _cgroup("memory.max", "memory/memory.limit_in_bytes")
     used = _cgroup("memory.current", "memory/memory.usage_in_bytes")
@@ -146,7 +146,7 @@ def _smi(query: str, names: str) -> tuple[list[dict[str, str]], str]:
         answer = subprocess.run(
             [nvidia_smi(), f"--query-{query}={names}", "--format=csv,noheader,nounits"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=20,
             check=False,
@@ -185,5 +185,5 @@ def _cgroup(*names: str) -> str:
     for name in names:
         path = Path("/sys/fs/cgroup") / name
         if path.is_file():
-            return path.read_text().strip()
+            return path.read_text("utf-8").strip()
     return ""

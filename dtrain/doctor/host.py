@@ -206,6 +206,6 @@ def _parent(pid: int) -> int:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(errors="replace")
+        return Path(path).read_text("utf-8", errors="replace")
     except OSError:
         return ""

@@ -69,7 +69,7 @@ def tasks(case: Case) -> Iterable[Finding]:
     """Limit of processes and threads, by control group and by ulimit, which does not apply to root."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     path = Path("/sys/fs/cgroup/pids.max")
-    group = path.read_text().strip() if path.is_file() else "max"
+    group = path.read_text("utf-8").strip() if path.is_file() else "max"
     limits = [int(group)] if group.isdigit() else []
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:
         limits.append(soft)

@@ -53,7 +53,9 @@ print(json.dumps(broken))
 
 def begin(code: str) -> Callable[[], Mapping[str, Any]]:
     """Start `code` in a new process. The returned function waits for the JSON on its last line, or returns `error`."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    )
     facts: dict[str, Any] = {}
 
     def answer() -> Mapping[str, Any]:

@@ -6,20 +6,22 @@ from typing import Any
 
 from torch import Tensor
 
-from dtrain.build import build
+from dtrain.build import GIVEN, build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
+from dtrain.evaluation import whole
 from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
-from dtrain.hook import Hook, StepInfo, gives_none, is_due, numbers, plain
+from dtrain.hook import Hook, StepInfo, epochs, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
 from dtrain.loop.unsaved import Moved, Unsaved
 from dtrain.model import caveats
+from dtrain.model.seeds import kept
 from dtrain.objective.state import Changes
 from dtrain.strategy.writes import is_power, is_watched
 
@@ -58,8 +60,12 @@ class Observers:
             enough=self._enough, tell=self._tell, metrics=metrics_of(parts),
         )  # fmt: skip
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
-        self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
-        self._complete = all(map(gives_none, self._hooks))
+        made = [(name, part["_target_"] == GIVEN, build(part, Hook)) for name, part in plan.hooks.items()]
+        self._hooks: list[tuple[str, Hook]] = [
+            (name if given else type(hook).__name__, hook) for name, given, hook in made
+        ]
+        self._complete = all(gives_none(hook) for _, hook in self._hooks)
+        self._whole_model, self._whole_weights = partial(whole.model, parts), partial(whole.weights, parts)
         self._unsaved, self._of_objective = Unsaved(parts.model), Changes(parts.objective)
         self._moved = Moved(parts.model)
         self._state, self._model, self._check, self._steps = state, parts.model, state.check, 0
@@ -89,11 +95,19 @@ class Observers:
         """
         return {**self._patience.best(self._state.step), **self._checkpoint.best}
 
-    def due(self, step: int) -> bool:
-        """Whether a save, the evaluation or a hook is due after `step`, so that its numbers are needed at once."""
-        periods = (self._plan.evaluate_every, *(hook.every for hook in self._hooks))
+    def due(self, step: int, seen: int) -> bool:
+        """Whether a save, the evaluation or a hook is due after `step` and `seen` samples, so that its numbers are
+        needed at once.
+        """
         last = step == self._plan.last_step or self._checkpoint.due(step)
-        return any(is_due(every, step, last=last) for every in periods)
+        due = is_due(self._plan.evaluate_every, step, last=last)
+        return due or any(last or self._is_due(hook, step, seen) for _, hook in self._hooks)
+
+    def _is_due(self, hook: Hook, step: int, seen: int) -> bool:
+        """Whether a hook is called after `step`, which may not be the last."""
+        if hook.every != "epoch":
+            return is_due(hook.every, step, last=False)
+        return epochs(self._source, seen) != epochs(self._source, seen - self._plan.batch.size)
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
@@ -101,11 +115,17 @@ class Observers:
         plan, last = self._plan, step == self._plan.last_step
         if is_due(plan.evaluate_every, step, last=last):
             self.evaluate(step)
-        for hook in (hook for hook in self._hooks if is_due(hook.every, step, last=last)):
+        for name, hook in self._hooks:
+            if not last and not self._is_due(hook, step, seen):
+                continue
             self._log.flush()
-            info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
-            returned = plain(hook(info), type(hook).__name__)
-            self._log.saw(step, type(hook).__name__.lower(), returned)
+            info = StepInfo(
+                step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward,
+                self._whole_model, self._whole_weights, epochs(self._source, seen),
+            )  # fmt: skip
+            with kept():
+                returned = plain(hook(info), name)
+            self._log.saw(step, name.lower(), returned)
             self._report(step, {name: value for name, value in numbers(returned).items() if self._is_free(name)})
 
     def catch_up(self, step: int) -> None:

@@ -29,7 +29,7 @@ def check(asked: Mapping[str, Any]) -> None:
     """
     code = "import sys; from dtrain.evaluation import tasks; tasks.look(sys.argv[1])"
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(dict(asked))], capture_output=True, text=True, errors="replace",
+        [sys.executable, "-c", code, json.dumps(dict(asked))], capture_output=True, encoding="utf-8", errors="replace",
         check=False,
     )  # fmt: skip
     said = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)
@@ -78,7 +78,7 @@ def _broken(path: str | None) -> list[str]:
     sentences = list[str]()
     for file in sorted(Path(path).glob("**/*.yaml")) if path else ():
         try:
-            yaml.compose(file.read_text())
+            yaml.compose(file.read_text("utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
             mark = getattr(error, "problem_mark", None)
             line = f"line {mark.line + 1}: " if mark else ""

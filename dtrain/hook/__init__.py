@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dtrain.data import Source
 from dtrain.errors import WordsError, an
@@ -30,6 +30,14 @@ class StepInfo:
     lr: float
     source: Source
     forward: Callable[[Any], Any]
+    model: Callable[[], nn.Module]
+    """Makes a whole copy of the model on the CPU, in evaluation mode and without gradients; all ranks must call it
+    alike. Nothing is gathered unless it is called.
+    """
+    weights: Callable[[], dict[str, Tensor]]
+    """The same without a module: name -> whole parameter or buffer, on the CPU."""
+    epoch: int | None
+    """Passes over the training data that are complete; None if it does not say its length."""
 
 
 class Hook(Protocol):
@@ -38,15 +46,36 @@ class Hook(Protocol):
     """
 
     @property
-    def every(self) -> int:
-        """Steps between calls; the last step always calls it. 0: only the last."""
+    def every(self) -> int | Literal["epoch"]:
+        """Steps between calls; the last step always calls it. 0: only the last; epoch: each step that ends a pass over
+        the training data.
+        """
         ...
 
-    def __call__(self, info: StepInfo) -> dict[str, Any] | None:
+    def __call__(self, info: StepInfo) -> Mapping[str, Any] | None:
         """All ranks call it. The return value of rank 0 becomes an event; its entry `text` is printed, and its numbers
         are metrics, named as in `numbers`.
         """
         ...
+
+
+@dataclass(frozen=True)
+class FunctionHook:
+    """A function of the snapshot as a hook."""
+
+    function: Callable[[StepInfo], Mapping[str, Any] | None]
+    every: int | Literal["epoch"] = 1
+
+    def __call__(self, info: StepInfo) -> Mapping[str, Any] | None:
+        return self.function(info)
+
+
+def epochs(source: Source, seen: int) -> int | None:
+    """The passes over the data of which `seen` samples are complete; None if it does not say its length."""
+    try:
+        return seen // len(source)
+    except (TypeError, ZeroDivisionError):
+        return None
 
 
 def plain(returned: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def answer(
     name = command[0]
     try:
         done = subprocess.run(
-            command, input=stdin, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
+            command, input=stdin, env={**os.environ, **(environment or {})}, capture_output=True, encoding="utf-8",
             errors="replace", timeout=ANSWER_SECONDS, check=True, start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError as error:

@@ -125,7 +125,7 @@ def _asked(plan: Plan) -> Answer:
         with process.scratch("trace") as folder:
             written = folder / "answer"
             code = _ran([plan.to_dict(), options.hand_over(), str(written)])
-            text = written.read_text() if written.exists() else ""
+            text = written.read_text("utf-8") if written.exists() else ""
         answer: Answer = json.loads(text)
     except subprocess.TimeoutExpired:
         error = f"building the model and reading a sample takes longer than {SECONDS} s"
@@ -176,7 +176,7 @@ def trace(plan: Mapping[str, Any], storage: str, path: str) -> None:
     gc.disable()  # it would walk all that torch and transformers import, again and again: a tenth of the time
     retitle("dtrain-trace")
     with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this process first
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", "utf-8")
     if not os.environ.get(environment.DEBUG):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.dup2(2, 1)  # whatever the model prints
@@ -185,7 +185,7 @@ def trace(plan: Mapping[str, Any], storage: str, path: str) -> None:
     named = [*_named([asked.model, asked.data, asked.objective])]
     answer = {name: _held(replace(asked, strategy=files.node("strategy", word))) for name, word in HELD.items()}
     answer["files"] = {file: _state(file) for file in (*named, *_code(asked.trust))}
-    Path(path).write_text(json.dumps(answer))
+    Path(path).write_text(json.dumps(answer), "utf-8")
 
 
 def _held(plan: Plan) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _named(value: Any) -> Iterator[str]:
         for each in value:
             yield from _named(each)
     elif isinstance(value, str) and value:
-        path = str(Path(value).expanduser())
+        path = os.path.expanduser(value)  # noqa: PTH111 - a text that may be no path, and its home not here
         found = itertools.chain(glob.iglob(path), glob.iglob(f"{path}/*"))  # noqa: PTH207 - of text that may be no path
         yield from itertools.islice(found, ENTRIES)
 

@@ -70,7 +70,7 @@ class Mpi:
     def _version(self) -> str:
         try:
             answer = subprocess.run(
-                [self._command[0], "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                [self._command[0], "--version"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
                 errors="replace", timeout=VERSION_SECONDS,
             )  # fmt: skip
         except FileNotFoundError as error:

@@ -26,7 +26,7 @@ def collapse() -> None:
 
 def _private() -> Iterator[tuple[int, int]]:
     """Begin and end of each part that is written to and belongs to no file."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines():
         private = re.fullmatch(r"(\w+)-(\w+) rw-p \S+ \S+ 0 *(\[heap\])?", line)
         if private:
             yield int(private[1], 16), int(private[2], 16)

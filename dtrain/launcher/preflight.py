@@ -118,7 +118,7 @@ def tasks_left() -> int | None:
     left = []
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        left.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
+        left.append(int((group / "pids.max").read_text("utf-8")) - int((group / "pids.current").read_text("utf-8")))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:
         left.append(soft - sum(map(_threads_of_ours, Path("/proc").glob("[0-9]*"))))

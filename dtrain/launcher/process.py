@@ -111,7 +111,7 @@ def is_stopped(pid: int) -> bool:
 def _stat(pid: int, field: int) -> str:
     """A field of /proc/<pid>/stat, counted after the name; empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field]
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[field]
     except OSError:
         return ""
 
@@ -259,7 +259,7 @@ def _locked(folder: Path) -> Iterator[Path]:
         locks = [folder / name for name in CLAIMS if (folder / name).exists()]
         if not locks or any(path.lstat().st_uid != os.getuid() for path in (folder, *locks)):
             raise FileNotFoundError(folder)
-        files = [stack.enter_context(path.open("r+")) for path in locks]
+        files = [stack.enter_context(path.open("r+", encoding="utf-8")) for path in locks]
         for file in files:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield Path(files[0].read())
@@ -270,7 +270,7 @@ def gone(folder: Path, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            with (folder / "lock").open("r+") as lock:
+            with (folder / "lock").open("r+", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
         except FileNotFoundError:

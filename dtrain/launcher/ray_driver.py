@@ -55,7 +55,9 @@ class Node:
         here = socket.gethostname()
         if not os.path.isdir(folder):  # noqa: PTH112
             return f"{here} has no folder {folder}. Type the words in a folder that all nodes share."
-        ended = subprocess.run([sys.executable, "-c", FIND], cwd=folder, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", FIND], cwd=folder, capture_output=True, encoding="utf-8", errors="replace"
+        )
         if ended.returncode:
             lacking = (ended.stderr.strip().splitlines() or ["it says nothing"])[-1]
             return f"{sys.executable} on {here}, which is Ray's there, lacks {lacking}. Install it for this Python."

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dtrain.config import home
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher.bundle import bundle
@@ -146,7 +147,7 @@ def _split(options: str) -> list[str]:
 def _lines(hostfile: Path) -> Iterable[str]:
     """The hosts of a file, without comments, and without what follows them as in files of mpirun (`host slots=8`)."""
     try:
-        for line in hostfile.expanduser().read_text().splitlines():
+        for line in home.expanded(hostfile).read_text("utf-8").splitlines():
             words = line.partition("#")[0].split()
             if words:
                 yield words[0]

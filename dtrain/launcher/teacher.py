@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dtrain.build import GIVEN
 from dtrain.config import trust
 from dtrain.config.facts import about
 from dtrain.config.word import cut
@@ -24,7 +25,7 @@ def problems(plan: Plan) -> Iterable[str]:
         yield f"{key}: {error}"
         return
     for name in _targets(owner.part):
-        if name == "dtrain.build.given":
+        if name == GIVEN:
             yield f"{key}: its model was an object passed to dtrain.run, which no other run has. Export it first."
         elif not trust.allowed(name, "model", plan.trust):
             yield f"{key}: {trust.refusal('model._target_', name)}"

@@ -23,7 +23,10 @@ def retitle(title: str) -> None:
     global _title
     if sys.platform != "linux":
         return
-    fields = [int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:]]
+    fields = [
+        int(field)
+        for field in Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[1:]
+    ]
     begin, end = fields[44], fields[45]  # arg_start and arg_end of proc(5)
     if end > begin > 0:
         text = os.fsencode(title)

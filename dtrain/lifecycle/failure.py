@@ -154,7 +154,7 @@ def ended_by_others(folder: Path, rank: int, code: int) -> bool:
     reports, stack = failures(folder, rank), folder / f"stack-{rank}.txt"
     if reports:
         return is_victim(reports[0])
-    return stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
+    return stack.exists() and is_aborted(code, stack.read_text("utf-8", errors="replace"))
 
 
 def ended(folder: Path, rank: int, code: int, log: kernel_log.KernelLog) -> None:
@@ -172,7 +172,7 @@ def log_xids(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
 def look(folder: Path, rank: int, pid: int) -> None:
     """Report a living rank that does not respond, with its state in /proc."""
     stat = Path(f"/proc/{pid}/stat")
-    state = stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else ""
+    state = stat.read_text("utf-8", errors="replace").rpartition(")")[2].split()[0] if stat.exists() else ""
     _write(folder, f"ended-{rank}.json", {**_seen(rank), "code": None, "state": state})
 
 
@@ -182,7 +182,7 @@ def look(folder: Path, rank: int, pid: int) -> None:
 def outcome(folder: Path) -> Result:
     """The result of rank 0. Raises the error of the root cause if there is none."""
     if (folder / "result.json").exists():
-        return Result(**json.loads((folder / "result.json").read_text()))
+        return Result(**json.loads((folder / "result.json").read_text("utf-8")))
     failure = explain(folder)
     if failure.facts["kind"] == "stopped":
         by_user = failure.facts["exit_code"] == StopRequested(signal.SIGINT).exit_code
@@ -226,8 +226,11 @@ def _explain(folder: Path) -> Failure:
     evidence = Evidence(
         began=_read(folder, "began"), failures=failures(folder), reports=_read(folder, "report"),
         ended=_read(folder, "ended"),
-        lost=[json.loads(path.read_text()) for path in sorted(folder.glob("lost-*.json"))],
-        stacks={int(path.stem.split("-")[1]): path.read_text(errors="replace") for path in folder.glob("stack-*.txt")},
+        lost=[json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("lost-*.json"))],
+        stacks={
+            int(path.stem.split("-")[1]): path.read_text("utf-8", errors="replace")
+            for path in folder.glob("stack-*.txt")
+        },
         steps={
             int(path.name.split("-")[1]): STEP.unpack(path.read_bytes())
             for path in folder.glob("step-*") if path.stat().st_size == STEP.size
@@ -313,5 +316,5 @@ def silent_ranks(folder: Path) -> dict[int, int]:
 
 def _json(path: Path) -> dict[str, Any]:
     """The content of a report; empty for a marker file."""
-    content: dict[str, Any] = json.loads(path.read_text() or "{}")
+    content: dict[str, Any] = json.loads(path.read_text("utf-8") or "{}")
     return content

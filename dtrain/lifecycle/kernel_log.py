@@ -26,7 +26,7 @@ def memory_kills() -> int:
     (`oom_kill` of proc_vmstat(5), Linux 4.13 and later).
     """
     with contextlib.suppress(OSError):
-        for line in VMSTAT.read_text().splitlines():
+        for line in VMSTAT.read_text("utf-8").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0

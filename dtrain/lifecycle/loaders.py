@@ -52,7 +52,9 @@ def loader_stacks(folder: Path) -> dict[int, list[str]]:
         now, sizes = time.monotonic(), _sizes(files)
         written, changed = sizes, now if sizes != written else changed
         is_complete = now - changed >= QUIET_SECONDS and all(written[pid] != before[pid] for pid in files)
-    return {pid: stacks.current(path.read_text(errors="replace")[before[pid] :]) for pid, path in files.items()}
+    return {
+        pid: stacks.current(path.read_text("utf-8", errors="replace")[before[pid] :]) for pid, path in files.items()
+    }
 
 
 def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
@@ -80,7 +82,7 @@ def answer(shared: Any, slot: int) -> None:
     """Set up a loading process: take a slot in the table, and answer SIGUSR2."""
     folder = os.environ.get(environment.REPORTS, "")
     if folder and Path(folder).is_dir():
-        faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
+        faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w", encoding="utf-8"), all_threads=True)
     else:  # nobody asks, or the rank has ended while this process began
         signal.signal(REPORT, signal.SIG_IGN)
     shared[2 * slot] = os.getpid()  # last: the rank may signal a pid in the table

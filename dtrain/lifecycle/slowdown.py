@@ -82,7 +82,7 @@ def _throttled() -> float:
         ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
     ):
         try:
-            stat = dict(line.split() for line in Path(path).read_text().splitlines())
+            stat = dict(line.split() for line in Path(path).read_text("utf-8").splitlines())
             return int(stat[name]) * unit
         except (OSError, KeyError, ValueError):  # no such control groups
             continue

@@ -93,7 +93,7 @@ def ask_others(folder: Path) -> None:
 def _takes_reports(pid: int) -> bool:
     """Whether SIGUSR2 has a handler in a process; without one it may end it."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
     except OSError:
         return False
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))

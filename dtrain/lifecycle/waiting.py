@@ -114,7 +114,7 @@ def _clocks() -> list[float]:
     """
     try:
         mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        rows = [line.split() for line in Path("/proc/stat").read_text("utf-8", errors="replace").splitlines()]
         idle = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in mine) / os.sysconf("SC_CLK_TCK")
         return [time.monotonic(), time.process_time(), idle]
     except (AttributeError, OSError, IndexError, ValueError):

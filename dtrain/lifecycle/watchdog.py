@@ -117,7 +117,7 @@ class Watchdog:
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
         file = self._file
         if self._folder:
-            file = stack.enter_context((self._folder / f"stack-{self._mesh.rank}.txt").open("w"))
+            file = stack.enter_context((self._folder / f"stack-{self._mesh.rank}.txt").open("w", encoding="utf-8"))
         is_watched, enabled = self._folder and unwatched.is_watched(), faulthandler.is_enabled()
         if is_watched:
             self._file = file

@@ -4,7 +4,8 @@ One with `begin(facts)` first gets the settings of the run: dotted key -> value,
 learns that training goes on after `step`: at a start, and when it was rewound. Later rows come again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -18,5 +19,21 @@ class Logger(Protocol):
     def note(self, text: str) -> None:
         """Log a text: a sample, a warning."""
         ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class FunctionLogger:
+    """A function of step and row as a logger."""
+
+    function: Callable[[int, Mapping[str, float]], object]
+    out: str
+    steps: int
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.function(step, scalars)
+
+    def note(self, text: str) -> None: ...
 
     def close(self) -> None: ...

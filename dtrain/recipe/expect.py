@@ -136,6 +136,6 @@ def _is_band(expect: Expect, name: str) -> bool:
 
 def _line(name: str, path: Path) -> re.Match[str] | None:
     try:
-        return re.search(rf"^{name}\s*:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
+        return re.search(rf"^{name}\s*:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
     except OSError:
         return None

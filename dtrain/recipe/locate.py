@@ -19,12 +19,12 @@ from urllib.parse import urljoin
 from dtrain.config.files import recipes
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.recipe import project
 from dtrain.recipe.fetch import REACHABLE, named_hosts, refusal, resolves_inside
-from dtrain.secrets import masked, screen
+from dtrain.recipe.project import LARGEST
+from dtrain.secrets import masked
 from dtrain.storage import clients, store
 
-LARGEST = 1 << 20
-"""Most bytes of a recipe."""
 SECONDS = 5.0
 """Time limit of retries: a person waits."""
 SHORTEST_PIN = 32
@@ -37,35 +37,53 @@ _best: dict[str, tuple[float, str]] = {}
 
 @dataclass(frozen=True)
 class Place:
-    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have; empty: any."""
+    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have; empty: any; `member`: the
+    recipe in the zip file that lies there.
+    """
 
     url: str
     trust: Trust
     digest: str = ""
+    member: str = ""
 
     def __str__(self) -> str:
         """For messages: without secrets, a built-in recipe by its short path."""
-        return f"recipes/{Path(self.url).name}" if self.trust == "own" else masked(self.url)
+        inside = f"/{self.member}" if self.member else ""
+        return f"recipes/{Path(self.url).name}" if self.trust == "own" else f"{masked(self.url)}{inside}"
 
 
 def find(name: str, beside: Place | None = None) -> Place:
     """The place that `name` means to a person, or to the recipe at `beside`. Raises WordsError."""
     plain, pinned, digest = name.partition("@sha256:")
-    known = recipes()
+    known = {**project.beside(), **recipes()}
     if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
         raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
-    if plain in known:
-        place = Place(str(known[plain]), "own")
+    if plain in known and not (beside and known[plain].parent == project.LISTED):
+        place = Place(str(known[plain]), "local" if known[plain].parent == project.LISTED else "own")
     elif not re.search(r"[/.]", plain) and (beside or len(plain) > 255 or not Path(plain).is_dir()):
         raise WordsError(
             f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL."
         )
     elif beside is None:
-        plain = of_best(plain) if plain.endswith("/best") else plain
-        place = Place(plain, "local" if store.is_local(plain) else "remote")
+        place = _typed(plain)
     else:
         place = _from(beside, plain)
-    return replace(place, digest=digest.lower())
+    return replace(place, digest=digest.lower() or place.digest)
+
+
+def _typed(name: str) -> Place:
+    """The place that a person means by a path or URL: of a run, a folder, a zip file or a package the recipe in it."""
+    if name.startswith(project.PACKAGE):
+        name = str(project.in_package(name))
+    name = of_best(name) if name.endswith("/best") else name
+    if not store.is_local(name):
+        with store.patience(SECONDS), clients.from_a_person(name):
+            inside = project.in_zip(name)
+        return Place(inside[0], "remote", member=inside[1]) if inside else Place(name, "remote")
+    if store.local_path(name).is_dir():
+        return Place(str(project.in_folder(store.local_path(name))), "local")
+    inside = project.in_zip(name)
+    return Place(inside[0], "local", member=inside[1]) if inside else Place(name, "local")
 
 
 def of_best(name: str) -> str:
@@ -90,14 +108,18 @@ def fetch(place: Place, *, seconds: float | None = None) -> bytes:
     WordsError and StoreError.
     """
     if store.is_local(place.url) and store.local_path(place.url).is_dir():
-        instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
-        hint = f" Type {instead}." if (store.local_path(place.url) / "config.yaml").exists() else ""
-        raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
+        raise WordsError(f"recipe={place}: a folder, not a recipe.")
     with store.patience(SECONDS), clients.from_a_person(place.url) if place.trust == "remote" else nullcontext():
-        data = store.small(place.url, LARGEST + 1, seconds=seconds)
+        if place.member:
+            actual, contents = project.unpacked(place.url)
+            if place.member not in contents:
+                raise WordsError(f"recipe={place}: is not in the zip file.")
+            data = contents[place.member]
+        else:
+            data = store.small(place.url, LARGEST + 1, seconds=seconds)
+            actual = hashlib.sha256(data).hexdigest()
     if len(data) > LARGEST:
         raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, the limit for a recipe.")
-    actual = hashlib.sha256(data).hexdigest()
     if not actual.startswith(place.digest):
         raise WordsError(f"{place}: does not match its pin: it has @sha256:{actual}.")
     return data
@@ -105,7 +127,7 @@ def fetch(place: Place, *, seconds: float | None = None) -> bytes:
 
 def check(place: Place, chain: Sequence[Place]) -> None:
     """Raises WordsError if the last recipe of `chain` may not build on `place`."""
-    if place.url in [other.url for other in chain]:
+    if (place.url, place.member) in [(other.url, other.member) for other in chain]:
         raise WordsError(
             f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}."
         )
@@ -125,11 +147,12 @@ def story(text: str) -> str:
 
 def _from(beside: Place, name: str) -> Place:
     """The place that the recipe at `beside` calls `name`. Raises WordsError if a remote one refers to this machine."""
-    if beside.trust != "remote":
-        absolute = "://" in name or name.startswith(("/", "~"))
-        url = name if absolute else posixpath.normpath(store.local_path(beside.url).parent / name)
-        return Place(url, "local" if store.is_local(url) else "remote")
     whole = "://" in name or name.startswith(("/", "~"))
+    if beside.member and not whole:
+        return replace(beside, member=posixpath.normpath(posixpath.join(posixpath.dirname(beside.member), name)))
+    if beside.trust != "remote":
+        url = name if whole else posixpath.normpath(store.local_path(beside.url).parent / name)
+        return Place(url, "local" if store.is_local(url) else "remote")
     url = name if whole else _joined(beside.url, name)
     closed = "::" in url or "://" not in url or (whole and refusal("url", url, beside.url))
     if closed or resolves_inside(named_hosts(url, beside.url)):

@@ -96,7 +96,7 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     file, statement = definition
     if statement.keywords or [ast.unparse(base) for base in statement.bases] not in ([name] for name in MODULES):
         return
-    text = file.read_text()
+    text = file.read_text("utf-8", errors="replace")
     if mesh.tp > 1 and "tp_plan" not in text and _knows_its_modules(text):
         yield (
             f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. Give the class a table such as tp_plan = "

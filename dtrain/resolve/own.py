@@ -6,11 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dtrain.build import received
 from dtrain.config import files
+from dtrain.config.constraints import wants_text
 from dtrain.config.facts import about, wrong
+from dtrain.config.schema import GROUPS as EVERY
 from dtrain.config.schema import Config
+from dtrain.config.word import spelling
 from dtrain.errors import WordsError
-from dtrain.resolve.signature import home_of, lineage
+from dtrain.resolve.passed import signature_of_part
+from dtrain.resolve.signature import Signature, home_of, lineage
 from dtrain.resolve.source import literal
 from dtrain.resolve.values import parts_of
 
@@ -51,7 +56,26 @@ def stated(config: Config) -> Config:
     ]
     if problems:
         raise WordsError(*problems)
-    return replace(config, options=options, **parts)
+    every = {group: parts.get(group, getattr(config, group)) for group in EVERY}
+    return replace(
+        config, options=options, **{group: as_typed(part, group, config.numbers) for group, part in every.items()}
+    )
+
+
+def as_typed(value: Any, key: str, numbers: Mapping[str, str]) -> Any:
+    """A part, in which each number that a class of the user's own takes as text is that text. `numbers`: key -> number
+    as it was typed.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    is_own = not str(value.get("_target_", "dtrain.")).startswith("dtrain.") or received(value) is not None
+    takes = signature_of_part(value) if is_own else None
+    texts = takes.allowed if isinstance(takes, Signature) else {}
+    part = {name: as_typed(item, f"{key}.{name}", numbers) for name, item in value.items() if name != "_about_"}
+    for name, item in part.items():
+        if type(item) in (int, float) and wants_text(item, texts.get(name, "any")):
+            part[name] = numbers.get(f"{key}.{name}", spelling(item))
+    return {**value, **part}
 
 
 def _wrong(group: str, part: Any) -> Iterator[str]:

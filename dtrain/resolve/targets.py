@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dtrain import secrets
+from dtrain.build import makes_one, received
 from dtrain.cluster import Cluster
 from dtrain.config import constraints
 from dtrain.config.facts import SHARED, about
 from dtrain.config.schema import GROUPS, Config
+from dtrain.config.word import CALL
 from dtrain.errors import nearest
 from dtrain.resolve import trust
-from dtrain.resolve.signature import Missing, Signature, signature
+from dtrain.resolve.passed import signature_of_part
+from dtrain.resolve.signature import Missing, Signature
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.resolve.values import parts_of, sentence
 
@@ -40,6 +43,7 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Ite
                 if not (own and nested is part):
                     yield from _judge(nested, place, passed, shared, called=place in called)
                     yield from _values(nested, place, config, shared)
+                    yield from _ignored(nested, place, config)
 
 
 def judged(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
@@ -62,11 +66,22 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             yield from _targets(value, f"{path}.{index}")
 
 
+def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str]:
+    """A sentence for each word of a call about an object that is made already."""
+    thing = received(part)
+    for name in () if thing is None or makes_one(thing) else part:
+        if config.sources.get(f"{path}.{name}") == CALL and name not in ("_target_", "of"):
+            yield (
+                f"{path}.{name}={part[name]} ({CALL}): {type(thing).__name__} was passed to dtrain.run as an object, "
+                "which takes no arguments. Pass its class, or leave the word out."
+            )
+
+
 def _values(part: Mapping[str, Any], path: str, config: Config, shared: Mapping[str, Any]) -> Iterable[str]:
     """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
     `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
     """
-    takes, stated = signature(str(part["_target_"])), about(part).get("allowed") or {}
+    takes, stated = signature_of_part(part), about(part).get("allowed") or {}
     declared = {**shared, **(takes.allowed if isinstance(takes, Signature) else {})}
     for name, value in part.items():
         if name in stated or name[0] == "_" or value is UNKNOWN:
@@ -86,11 +101,14 @@ def _judge(
     """Problems of one part. `passed`: arguments that the run passes; `shared`: those that the run itself acts on;
     `called`: a function that the run calls later, with arguments that are not known yet.
     """
-    target = part["_target_"]
-    takes = signature(target) if isinstance(target, str) else None
+    takes, target = signature_of_part(part), part["_target_"]
+    subject = f"{path}._target_={target}"
+    if received(part) is not None:
+        target = part["of"].partition(".")[2]
+        subject, part = f"{path}: {target}", {name: value for name, value in part.items() if name != "of"}
     if isinstance(takes, Missing):
         near = nearest(takes.name, takes.others) if takes.others else ""
-        yield f"{path}._target_={target}: {takes.module} has no {takes.name}.{near}"
+        yield f"{subject}: {takes.module} has no {takes.name}.{near}"
     if not isinstance(takes, Signature):
         return
     names = set(part) - {"_target_", "_about_"}
@@ -104,7 +122,7 @@ def _judge(
     unasked = sorted(passed - set(takes.names)) if not takes.open else []
     if unasked:
         yield (
-            f"{path}._target_={target} takes no {', '.join(unasked)}, which the run passes to it. Name a "
+            f"{subject} takes no {', '.join(unasked)}, which the run passes to it. Name a "
             f"function of yours that does, or a word: {path}=<word>."
         )
     accepted = [name for name in takes.names if name not in passed]
@@ -115,4 +133,4 @@ def _judge(
         yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
     for name in takes.required if not unasked and not hidden and not called else ():
         if name not in names | passed:
-            yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."
+            yield f"{subject} needs {name}. Type {path}.{name}=<value>."

@@ -160,7 +160,8 @@ def outlive_readers() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             _fill(number)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - it stays open as long as the process
+            opened = open(number, mode, closefd=False, encoding="utf-8")  # noqa: SIM115 - as long as the process is
+            setattr(sys, name, opened)
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         if isinstance(old, io.TextIOWrapper):

@@ -2,19 +2,18 @@
 
 import fcntl
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dtrain.config import home
 from dtrain.errors import StoreError
 
 
 def folder(cache: str | None) -> Path:
     """The folder of what is made once."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dtrain"
-    return Path(cache or base).expanduser()
+    return home.expanded(cache) if cache else home.cache() / "dtrain"
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def locked(stem: Path, *, seconds: float = math.inf) -> Iterator[None]:
     """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        with Path(f"{stem}.lock").open("w") as lock:
+        with Path(f"{stem}.lock").open("w", encoding="utf-8") as lock:
             _lock(lock.fileno(), time.monotonic() + seconds)
             yield
     except OSError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dtrain import secrets
+from dtrain.config import home
 from dtrain.storage import web
 
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -65,14 +66,14 @@ def local_path(url: str) -> Path:
     """
     scheme = FILE.match(url)
     if not scheme:
-        return Path(*_here[-1:], Path(url).expanduser())
+        return Path(*_here[-1:], home.expanded(url))
     path = unquote(url[scheme.end() :])
     if not path.startswith(("/", "~", ".")):
         raise ValueError(
             f"{path.split('/')[0]} is another host, whose files are not here. Type file:///<path> for a file of this "
             "machine"
         )
-    return Path(path).expanduser()
+    return home.expanded(path)
 
 
 def use(url: str, options: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+from dtrain.config import home
 from dtrain.errors import PreflightError, WordsError, nearest
 from dtrain.storage import store
 
@@ -43,7 +44,7 @@ def prepared(path: str) -> Path | None:
 def files(folder: Path, split: str | None) -> list[str]:
     """The Arrow files of a split. Raises PreflightError, and WordsError for the split."""
     try:
-        splits = [*json.loads((folder / INFO).read_text())["splits"]]
+        splits = [*json.loads((folder / INFO).read_text("utf-8"))["splits"]]
     except (OSError, ValueError, TypeError, KeyError):
         raise PreflightError(f"data.path: {folder / INFO} cannot be read. Load the dataset again.") from None
     if split is None and len(splits) > 1:
@@ -68,9 +69,8 @@ def missing(path: str) -> str:
 
 def root() -> Path:
     """The cache of the package datasets."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    home = Path(os.environ.get("HF_HOME") or base)
-    return Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    folder = os.environ.get("HF_HOME") or home.cache() / "huggingface"
+    return home.expanded(os.environ.get("HF_DATASETS_CACHE") or Path(folder) / "datasets")
 
 
 def folder_of(name: str) -> str:

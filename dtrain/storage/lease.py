@@ -253,7 +253,8 @@ def _place() -> str:
     tell.
     """
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 
@@ -261,7 +262,7 @@ def _place() -> str:
 def _started(pid: int) -> str | None:
     """When a process began, in ticks since boot; empty if it has ended and is a zombie; None if we may not see it."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        state, *rest = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None
     return "" if state in "ZX" else rest[18]

@@ -171,7 +171,7 @@ def stem(cache: Path, url: str, how: Sequence[Any]) -> Path:
 def facts_of(stem: Path) -> dict[str, Any] | None:
     """The facts of an index; None if there is none."""
     try:
-        facts: dict[str, Any] = json.loads(Path(f"{stem}.json").read_text())
+        facts: dict[str, Any] = json.loads(Path(f"{stem}.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return facts if isinstance(facts, dict) and {"fingerprint", "sizes", "sha256", "kinds"} <= {*facts} else None

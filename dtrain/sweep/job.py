@@ -55,7 +55,7 @@ def run(plan: Mapping[str, Any], config: str, environment: Mapping[str, str], st
     retitle(f"dtrain-job {job.out}")
     os.environ.update({**environment, BEGAN: str(time.monotonic())})
     outcome = _run(job, config)
-    (folder / "new").write_text(json.dumps(outcome))
+    (folder / "new").write_text(json.dumps(outcome), "utf-8")
     (folder / "new").rename(folder / "outcome.json")
 
 

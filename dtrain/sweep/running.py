@@ -57,7 +57,7 @@ class Running:
         """How it ended, once its process has: as that says, or its watchdog."""
         code = self.child.wait()
         with suppress(OSError, ValueError, TypeError):
-            return Ended(**json.loads((self.scratch / "outcome.json").read_text()))
+            return Ended(**json.loads((self.scratch / "outcome.json").read_text("utf-8")))
         if self.is_lost:
             limit = f"{self.patience:g} s (backend.timeout)"
             return Ended("failed", 1, "lost", f"it was suspended (SIGSTOP) for {limit} and counts as lost")

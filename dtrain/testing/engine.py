@@ -57,7 +57,7 @@ class EngineTests:
 
     def test_two_nodes_have_the_losses_of_local_ones(self, tmp_path: Path) -> None:
         folder = _folder(tmp_path)
-        (folder / "mine.py").write_text(HOOK)
+        (folder / "mine.py").write_text(HOOK, "utf-8")
         says = ("hook.says._target_=mine.Says", "trust=[mine]")
         output = self._ends(folder, 0, *RUN, *says, "steps=6", "out=far", *self.words)
         labels = sorted(re.findall(r"^(.*)step 6 in mine$", output, re.MULTILINE))
@@ -70,13 +70,15 @@ class EngineTests:
         folder, here = _folder(tmp_path), tmp_path / "here"
         (folder / "mine.py").touch()
         (here / "mine-1.0.dist-info").mkdir(parents=True)
-        (here / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-        (here / "sitecustomize.py").write_text(SITE)
+        (here / "mine-1.0.dist-info" / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n", "utf-8"
+        )
+        (here / "sitecustomize.py").write_text(SITE, "utf-8")
         environment = {**(os.environ if self.environment is None else self.environment)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), environment.get("PYTHONPATH")]))
         ended = subprocess.run(
-            [*COMMAND, *RUN, "trust=[mine]", "steps=6", "out=run", *self.words], cwd=folder, env=environment, text=True,
-            capture_output=True, timeout=self.seconds,
+            [*COMMAND, *RUN, "trust=[mine]", "steps=6", "out=run", *self.words], cwd=folder, env=environment,
+            encoding="utf-8", errors="replace", capture_output=True, timeout=self.seconds,
         )  # fmt: skip
         assert ended.returncode == 3, ended.stdout + ended.stderr
         assert "mine is not installed here and 1.0 on " in ended.stdout + ended.stderr
@@ -192,7 +194,9 @@ def agents(folder: Path) -> list[int]:
             python, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
             is_agent = arguments[:2] == [b"-m", b"dtrain.launcher.local.agent"] and b"python" in python
             if is_agent and (entry / "cwd").readlink() == folder:
-                pids[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                pids[int(entry.name)] = int(
+                    (entry / "stat").read_text("utf-8", errors="replace").rsplit(")", 1)[1].split()[1]
+                )
     return [pid for pid, parent in pids.items() if parent not in pids]
 
 
@@ -205,7 +209,7 @@ def _folder(tmp_path: Path) -> Path:
 
 def _rows(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -220,5 +224,5 @@ def _saved(out: Path) -> list[Path]:
 
 def _starts(out: Path) -> list[int]:
     """The steps at which the run has started."""
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text("utf-8").splitlines()]
     return [event["step"] for event in events if event["event"] == "started"]

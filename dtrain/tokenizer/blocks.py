@@ -148,7 +148,7 @@ class Blocks:
     def _locked(self) -> Iterator[None]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / "lock").open("w")
+            lock = (self._folder / "lock").open("w", encoding="utf-8")
         except OSError as error:
             raise StoreError.during("keep tokens in", str(self._folder), error.strerror or error) from error
         with lock:

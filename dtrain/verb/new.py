@@ -2,7 +2,7 @@
 
 dtrain new mypkg
 cd mypkg
-python -m dtrain recipe=train.yaml
+python -m dtrain recipe=mypkg/train.yaml
 python -m pytest
 """
 
@@ -42,5 +42,5 @@ def run(words: Sequence[str]) -> int:
     except OSError as error:
         raise PreflightError(f"new {name}: cannot be written here: {why(error)}.") from error
     screen.say(f"{name}/ is a project of your own; its README.md has the commands. Type cd {name}, then")
-    screen.say("python -m dtrain recipe=train.yaml")
+    screen.say(f"python -m dtrain recipe={name}/train.yaml")
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtrain import secrets
-from dtrain.build import build
+from dtrain.build import GIVEN, build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
@@ -175,7 +175,7 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
             continue
         part = getattr(plan, group)
         word = _word(part)
-        if part["_target_"] == "dtrain.build.given":
+        if part["_target_"] == GIVEN:
             word = f"{part['of']}, given by the caller"
         arguments = (argument for name in part if name not in NO_ARGUMENTS for argument in _arguments(name, part[name]))
         yield group, "  ".join(filter(None, [screen.on_one_line(plan.why.get(group, word)), " ".join(arguments)]))

@@ -10,9 +10,9 @@ PROJECT = Path(__file__).parents[1]
 
 def run(out: Path, *words: str) -> list[dict[str, float]]:
     """Its rows."""
-    command = [sys.executable, "-m", "dtrain", "recipe=train.yaml", "logger=[]", f"out={out}", *words]
+    command = [sys.executable, "-m", "dtrain", "recipe=mypkg/train.yaml", "logger=[]", f"out={out}", *words]
     subprocess.run(command, cwd=PROJECT, check=True, timeout=600)
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
 def test_two_ranks_give_the_losses_of_one(tmp_path: Path) -> None:
@@ -24,4 +24,4 @@ def test_two_ranks_give_the_losses_of_one(tmp_path: Path) -> None:
 
 def test_it_learns(tmp_path: Path) -> None:
     run(tmp_path / "run")
-    assert json.loads((tmp_path / "run/result.json").read_text())["metrics"]["eval_accuracy"] > 0.9
+    assert json.loads((tmp_path / "run/result.json").read_text("utf-8"))["metrics"]["eval_accuracy"] > 0.9

@@ -33,6 +33,9 @@ def info(forward: Any, **changed: Any) -> StepInfo:
         "norm": torch.tensor(1.0),
         "lr": 0.1,
         "source": Letters(),
+        "model": None,
+        "weights": None,
+        "epoch": 0,
     }
     return StepInfo(**given | changed, forward=forward)  # type: ignore[arg-type]
 

@@ -79,10 +79,10 @@ def test_no_more_is_read_than_a_recipe_has(tmp_path: Path) -> None:
         fetch(Place("/dev/zero", "local"))
 
 
-def test_a_folder_is_told_with_the_recipe_in_it(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_recipe(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("steps: 1")
-    with pytest.raises(WordsError, match=f"a folder, not a recipe. Type recipe={tmp_path}/config.yaml"):
-        fetch(find(str(tmp_path)))
+    (tmp_path / "plan.yaml").write_text("steps: 2")
+    assert fetch(find(str(tmp_path))) == b"steps: 1"
 
 
 def test_what_is_not_there_is_told() -> None:

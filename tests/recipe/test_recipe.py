@@ -423,11 +423,11 @@ def test_a_server_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPa
     assert "Cannot connect to host 127.0.0.1:1" in composed("recipe=http://127.0.0.1:1/x.yaml")["refused"]
 
 
-def test_a_folder_beside_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_beside_stands_for_the_recipe_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("steps: 3\n")
     monkeypatch.chdir(tmp_path)
-    assert "a folder, not a recipe. Type recipe=run/config.yaml." in refused("recipe=run")
+    assert compose(["recipe=run"]).steps == 3
 
 
 def test_a_folder_of_words_that_is_not_there_is_refused(tmp_path: Path) -> None:

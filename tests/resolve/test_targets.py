@@ -54,12 +54,15 @@ def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], message: st
     assert "optim.params" not in str(caught.value)
 
 
-@pytest.mark.parametrize("typed", ["nan", "1e3", "1000", "true"])
-def test_a_number_is_no_text_of_a_class_of_your_own(typed: str, tmp_path: Path) -> None:
-    (tmp_path / "minepkg.py").write_text("class Faces:\n    def __init__(self, root: str): ...\n")
+@pytest.mark.parametrize("typed", ["nan", "1e3", "1000", "1.50"])
+def test_a_number_for_a_text_of_a_class_of_your_own_stays_as_it_was_typed(typed: str, tmp_path: Path) -> None:
+    source = "class Faces:\n    def __init__(self, root: str): ...\nclass Net:\n    def __init__(self, name: str | None = None): ...\n"
+    (tmp_path / "minepkg.py").write_text(source)
+    decided = plan(*MINE, f"data.dataset.root={typed}", "model._target_=minepkg.Net", f"model.name={typed}")
+    assert (decided.data["dataset"]["root"], decided.model["name"]) == (typed, typed)
     with pytest.raises(WordsError) as caught:
-        plan(*MINE, f"data.dataset.root={typed}")
-    assert f"data.dataset.root is text. Type \"data.dataset.root='{typed}'\"." in str(caught.value)
+        plan(*MINE, "data.dataset.root=true")
+    assert "data.dataset.root is text. Type \"data.dataset.root='true'\"." in str(caught.value)
 
 
 def test_what_it_takes_is_taken() -> None:

@@ -35,12 +35,12 @@ def test_its_readme_keeps_its_word(project: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     commands = [
         line.partition("#")[0].split()
-        for line in (project / "README.md").read_text().splitlines()
+        for line in (project / "README.md").read_text().split("```")[1].splitlines()
         if line.startswith("python")
     ]
     assert len(commands) == 5
     for index, command in enumerate(commands):
-        out = [f"out={project}/out-{index}"] if "recipe=train.yaml" in command and "verify" not in command else []
+        out = [f"out={project}/out-{index}"] if "recipe=moons/train.yaml" in command and "verify" not in command else []
         ran = subprocess.run(
             [sys.executable, *command[1:], *out],
             cwd=project,
@@ -57,7 +57,8 @@ def test_its_readme_keeps_its_word(project: Path) -> None:
 def test_its_losses_on_two_ranks_stay_those_of_one(project: Path) -> None:
     def losses(*words: str) -> list[float]:
         out = project / "-".join(words)
-        command = [sys.executable, "-m", "dtrain", "recipe=train.yaml", "model.width=64", "logger=[]", f"out={out}"]
+        said = ["recipe=moons/train.yaml", "model.width=64", "logger=[]", f"out={out}"]
+        command = [sys.executable, "-m", "dtrain", *said]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run([*command, *words], cwd=project, env=env, check=True, capture_output=True, timeout=300)
         rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -71,7 +72,7 @@ def test_its_losses_on_two_ranks_stay_those_of_one(project: Path) -> None:
 
 def test_nothing_of_the_template_is_left(project: Path) -> None:
     files = [path for path in project.rglob("*") if path.is_file()]
-    assert {"moons/net.py", "conf/model/net.yaml", "tests/test_moons.py", "train.yaml"} <= {
+    assert {"moons/net.py", "moons/conf/model/net.yaml", "tests/test_moons.py", "moons/train.yaml"} <= {
         str(path.relative_to(project)) for path in files
     }
     assert not [path for path in files if "mypkg" in path.name or "mypkg" in path.read_text()]

@@ -234,7 +234,7 @@ def _outcome(scratch: Path, code: int) -> Result:
     path = scratch / "over.json"
     if not path.exists():
         raise RankError(f"{RestartLog.read(scratch).reason or 'the launcher ended'} (exit code {code})")
-    over = json.loads(path.read_text())
+    over = json.loads(path.read_text("utf-8"))
     if over["stopped_by"]:
         raise signals.StopRequested(over["stopped_by"])
     folder = scratch / f"round-{over['round']}"

@@ -16,10 +16,10 @@ def write_over(scratch: Path, over: Mapping[str, Any]) -> None:
 
 def exit_code(scratch: Path) -> int:
     """The exit code of the run, for the agents of nodes that another launcher started."""
-    over = json.loads((scratch / "over.json").read_text())
+    over = json.loads((scratch / "over.json").read_text("utf-8"))
     if over["stopped_by"]:
         return EXIT_CODES["interrupted" if over["stopped_by"] == signal.SIGINT else "preempted"]
     result = scratch / f"round-{over['round']}" / "result.json"
     if over["error"] or not result.exists():
         return int(over.get("exit_code", DtrainError.exit_code))
-    return EXIT_CODES[json.loads(result.read_text())["status"]]
+    return EXIT_CODES[json.loads(result.read_text("utf-8"))["status"]]

@@ -27,7 +27,7 @@ class RestartLog:
     @classmethod
     def read(cls, scratch: Path) -> "RestartLog":
         path = cls.path(scratch)
-        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+        return cls(**json.loads(path.read_text("utf-8"))) if path.exists() else cls()
 
     def write(self, scratch: Path) -> None:
         store.write(str(self.path(scratch)), json.dumps(asdict(self)).encode())
@@ -46,7 +46,7 @@ def _furthest(folder: Path) -> int:
     steps = [0]
     for path in folder.glob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
-            steps.append(int(json.loads(path.read_text())["step"]))
+            steps.append(int(json.loads(path.read_text("utf-8"))["step"]))
     for path in folder.glob("step-*"):  # kept in memory that outlives a killed rank
         with contextlib.suppress(struct.error):
             steps.append(struct.unpack_from("<q", path.read_bytes())[0])

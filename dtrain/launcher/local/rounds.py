@@ -262,7 +262,7 @@ class Rounds:
         elif self.log.restarts > self.restarts:
             self._over("its agents end again and again")
         elif self._unstarted.exists() and len(slots) < self._fewest:
-            self._over(f"{self.log.reason or 'the run cannot begin'}; {self._unstarted.read_text()}")
+            self._over(f"{self.log.reason or 'the run cannot begin'}; {self._unstarted.read_text('utf-8')}")
         elif len(slots) == self.plan.nodes or (len(slots) >= self._fewest and waited > short):
             self._begin(slots)
         elif (
@@ -382,7 +382,7 @@ class Rounds:
 
     def _finished(self) -> None:
         """Every rank has finished: the run is over, unless they stopped to let a node join."""
-        result = json.loads((self._folder / "result.json").read_text())
+        result = json.loads((self._folder / "result.json").read_text("utf-8"))
         self._settle()
         if self.stop_request == signal.SIGINT and result["status"] == "preempted":
             store.write(str(self._folder / "result.json"), json.dumps(result | {"status": "interrupted"}).encode())

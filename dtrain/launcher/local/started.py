@@ -62,7 +62,9 @@ class StartedAgents:
             self._engine.start(again, self._command, {SECRET: os.environ[SECRET]})
         elif len(self._nodes) - len(ended) < self._fewest:
             times, which = 1 + self._restarts, ", ".join(map(str, ended))
-            unstarted(self._scratch).write_text(f"the agent of node(s) {which} was started {times} times and ended")
+            unstarted(self._scratch).write_text(
+                f"the agent of node(s) {which} was started {times} times and ended", "utf-8"
+            )
 
     def _is_over(self) -> bool:
         return (self._scratch / "over.json").exists()

@@ -84,7 +84,7 @@ def unfit(job: Mapping[str, Any]) -> str:
 def _answer(command: list[str], folder: str) -> str:
     try:
         return subprocess.run(
-            command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
             errors="replace", timeout=60,
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

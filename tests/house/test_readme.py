@@ -222,10 +222,14 @@ HELD = {
     "own-loop.md": {"import time": "tests/test_api.py"},
     "own-parts.md": {
         "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",
+        "def watch(info)": "tests/evaluation/test_whole.py: test_the_hook_of_the_page_is_called",
         "# down and up": "test_the_examples_of_parts_are_those_of_the_kit",
         '"""': "the same; tests/test_outside.py runs them",
     },
-    "recipes.md": {"# One line": "test_the_recipe_is_one"},
+    "recipes.md": {
+        "# One line": "test_the_recipe_is_one",
+        "pip install git+": "tests/recipe/test_project.py: test_a_project_is_installed_and_trains_from_git_a_zip_and_a_folder",
+    },
     "sweeps.md": {
         "python -m dtrain -m": "test_the_commands_of_sweeps_run",
         "# mine.yaml": "test_the_recipe_of_a_sweep_is_one",

@@ -67,9 +67,6 @@ MINE = textwrap.dedent("""
 
     WORDS = ("objective=regression", "model.width=8", "steps=9", "batch=10", "evaluate.samples=8")
 """)
-RUN = """
-print("LOSSES", json.dumps([json.loads(line).get("loss") for line in open("{out}/metrics.jsonl")]))
-"""
 
 
 @pytest.mark.parametrize("words", [(), ("devices=2", "strategy=fsdp"), ("devices=2", "strategy=zero2")])
@@ -96,3 +93,14 @@ def test_hooks_get_whole_copies_of_the_model_and_epochs_and_bend_nothing(
     assert called == {"looks": [3, 6, 9], "ends": [4, 8, 9], "peek": [*range(1, 10)]}
     assert [event["epochs"] for event in events if event["event"] == "ends"] == [1, 2, 2]
     assert [step for step, _ in map(json.loads, (tmp_path / "written").read_text().splitlines())][-1] == 9
+
+
+def test_the_hook_of_the_page_is_called(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/own-parts.md").read_text("utf-8").split("**What a hook gets.**")[1]
+    block = page.split("```python\n")[1].split("```")[0]
+    ran = commands.python("-c", f"{MINE}\nwords = (*WORDS, 'out=run')\n{block}", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    events = map(json.loads, (tmp_path / "run/events.jsonl").read_text().splitlines())
+    (called,) = (event for event in events if event["event"] == "watch")
+    assert (called["step"], called["epochs"]) == (9, 2) and called["first"] > 0
+    assert "9 {" in ran.stdout

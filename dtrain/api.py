@@ -160,7 +160,7 @@ def predictions(
             decided = resolve(compose([*alone, *asked], run=root, brought=PLACES.values()), detect())
             decided = replace(decided, init=url if url != root else None)
             build(decided.launcher).launch(decided.with_loop("dtrain.evaluation.predict.predict"))
-        told = [json.loads(line) for line in Path(folder, "answers.jsonl").read_text().splitlines()]
+        told = [json.loads(line) for line in Path(folder, "answers.jsonl").read_text("utf-8").splitlines()]
     return [{name: value for name, value in row.items() if name not in ("file", "target")} for row in told]
 
 

@@ -38,7 +38,7 @@ def as_data(inputs: Iterable[Any], plan: Plan, folder: Path) -> tuple[Part, dict
         return {"data": "images", "path": str(folder), **_same(data, OF_IMAGES)}, {}
     if files in SUFFIXES:
         rows = [json.dumps(_row(each, data)) for each in listed]
-        (folder / "rows.jsonl").write_text("".join(f"{row}\n" for row in rows))
+        (folder / "rows.jsonl").write_text("".join(f"{row}\n" for row in rows), "utf-8")
         return {"data": "jsonl", "path": str(folder / "rows.jsonl"), **_same(data, OF_ROWS)}, {}
     given = {"_target_": "dtrain.build.given", "of": OBJECT}
     samples = [_sample(each, data) for each in listed]

@@ -129,8 +129,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
 def source_of(config: Config, key: str) -> str:
     """Where a value is from: of its key, or of the mapping that it is in."""
     names = key.split(".")
-    keys = (".".join(names[:count]) for count in range(len(names), 0, -1))
-    return next((config.sources[each] for each in keys if each in config.sources and each not in GROUPS), "default")
+    above = [each for count in range(len(names) - 1, 0, -1) if (each := ".".join(names[:count])) not in GROUPS]
+    return next((config.sources[each] for each in (key, *above) if each in config.sources), "default")
 
 
 def _default(config: Config, key: str) -> Any:

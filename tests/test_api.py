@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import commands
 import nbformat
@@ -17,6 +18,7 @@ from nbclient import NotebookClient
 import dtrain
 from dtrain.compose import compose
 from dtrain.errors import RankError, WordsError
+from dtrain.hook import StepInfo
 from dtrain.launcher import rank
 from dtrain.lifecycle.signals import StopRequested
 
@@ -107,7 +109,7 @@ def test_a_notebook_trains_classes_of_a_cell_and_shows_an_exception_once(
         said = "".join(output.get("text", "") for output in outputs)
         assert "Traceback" not in said, "shown once, as the error of the cell"
     (error,) = [output for output in misspelt if output.output_type == "error"]
-    assert error.ename == "WordsError" and error.evalue.endswith("Did you mean steps?")
+    assert error.ename == "WordsError" and "Did you mean steps?" in error.evalue
 
 
 def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path) -> None:
@@ -292,6 +294,20 @@ def test_a_process_has_one_run_at_a_time_in_any_of_its_threads(tmp_path: Path) -
     for out in "bc":
         assert outcomes[out].startswith("PreflightError: dtrain.run: this process has a run already (out=a). ")
         assert not (tmp_path / out).exists()
+
+
+class _Scores:
+    every = 2
+    about = {"figures": {"eval_score": "highest"}}
+
+    def __call__(self, info: StepInfo) -> dict[str, float]:
+        return {"score": {2: 1.0, 4: 3.0}.get(info.step, 2.0)}
+
+
+@pytest.mark.parametrize("hook", [_Scores, _Scores()])
+def test_the_best_checkpoint_may_be_that_of_a_hook_that_is_passed(hook: Any, tmp_path: Path) -> None:
+    words = ("model=mlp", "data=synthetic", "objective=regression", "steps=8", "logger=[]")
+    assert dtrain.run(*words, "checkpoint.best=eval_score", hook=hook, out=tmp_path / "a").best == {"eval_score": {"value": 3.0, "step": 4}}
 
 
 def test_ctrl_c_before_the_first_step_is_a_request_to_stop_of_this_run_alone(

@@ -23,10 +23,10 @@ def check_listed(model: nn.Module) -> None:
 
 
 def _is_whole(module: nn.Module, *, recurse: bool) -> bool:
-    held = [id(each) for _, each in nn.Module.named_parameters(module, recurse=recurse)]
+    held = sorted(id(each) for _, each in nn.Module.named_parameters(module, recurse=recurse))
     try:
-        listed = [id(each) for each in module.parameters(recurse=recurse)]
-        named = [id(each) for _, each in module.named_parameters(recurse=recurse)]
+        listed = sorted(id(each) for each in module.parameters(recurse=recurse))
+        named = sorted(id(each) for _, each in module.named_parameters(recurse=recurse))
     except TypeError:
         return False
     return listed == named == held

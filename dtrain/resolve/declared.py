@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dtrain.build import received
 from dtrain.cluster import Cluster
 from dtrain.config import files
 from dtrain.config.schema import Config
@@ -58,7 +59,7 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
     """Figure -> whether its lowest or highest value is the best, as stated by the word of an objective or hook, by the
     `about` of its class, or by the word or class it derives from.
     """
-    stated = [part.get("_about_")]
+    stated = [part.get("_about_"), getattr(received(part), "about", None)]
     for module, statement in lineage(_own_target(part)):
         group, _, word = module.removeprefix("dtrain.").partition(".")
         ours = module.startswith("dtrain.") and word in files.groups().get(group, ())
@@ -68,10 +69,11 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
 
 def states_figures(part: Mapping[str, Any]) -> bool:
     """Whether all figures of an objective or hook are known: it is dtrain's own, or its class declares them."""
-    classes = lineage(_own_target(part))
+    classes, given = lineage(_own_target(part)), received(part)
     own = [literal(statement, "about") for module, statement in classes if not module.startswith("dtrain.")]
-    stated = [each for each in (part.get("_about_"), *own) if isinstance(each, Mapping)]
-    return not _own_target(part) or any(_directions(each) or each.get("figures") == {} for each in stated)
+    stated = [each for each in (part.get("_about_"), getattr(given, "about", None), *own) if isinstance(each, Mapping)]
+    is_ours = not _own_target(part) and given is None
+    return is_ours or any(_directions(each) or each.get("figures") == {} for each in stated)
 
 
 def _own_target(part: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import commands
 import nbformat
@@ -298,7 +298,7 @@ def test_a_process_has_one_run_at_a_time_in_any_of_its_threads(tmp_path: Path) -
 
 class _Scores:
     every = 2
-    about = {"figures": {"eval_score": "highest"}}
+    about: ClassVar = {"figures": {"eval_score": "highest"}}
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return {"score": {2: 1.0, 4: 3.0}.get(info.step, 2.0)}
@@ -307,7 +307,8 @@ class _Scores:
 @pytest.mark.parametrize("hook", [_Scores, _Scores()])
 def test_the_best_checkpoint_may_be_that_of_a_hook_that_is_passed(hook: Any, tmp_path: Path) -> None:
     words = ("model=mlp", "data=synthetic", "objective=regression", "steps=8", "logger=[]")
-    assert dtrain.run(*words, "checkpoint.best=eval_score", hook=hook, out=tmp_path / "a").best == {"eval_score": {"value": 3.0, "step": 4}}
+    result = dtrain.run(*words, "checkpoint.best=eval_score", hook=hook, out=tmp_path / "a")
+    assert result.best == {"eval_score": {"value": 3.0, "step": 4}}
 
 
 def test_ctrl_c_before_the_first_step_is_a_request_to_stop_of_this_run_alone(

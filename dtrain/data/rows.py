@@ -21,7 +21,7 @@ from dtrain.storage import caching, rowfile, rowindex, rowlengths
 from dtrain.storage.linekinds import EXACT, TYPES
 from dtrain.storage.rowfile import Reader, columns_of, kinds
 from dtrain.storage.rowindex import File, Indices
-from dtrain.storage.wordfile import WordFile, classes_of, numbers_of
+from dtrain.storage.wordfile import WordFile, classes_of, doubtful_of, numbers_of
 
 Pattern = str | Sequence[str]
 Form = Literal["auto", "column", "mapping"]
@@ -77,6 +77,8 @@ class Rows(Dataset):
             )
         if cut := self._table.cut:
             sentences.append(f"data: {cut}")
+        if doubtful := doubtful_of(self._table.classes):
+            sentences.append(f"data: column {self._table.columns[-1]} has {doubtful}")
         return sentences
 
     def as_classes(self, names: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ ROWS = 4096
 """Rows that are read at once."""
 MOST = 10_000
 """Words that are taken for classes, at most."""
+MISSING = ("na", "n/a", "nan", "null")
+"""Words that hardly ever name a class."""
 
 
 class Encoder(Protocol):
@@ -109,6 +111,18 @@ def classes_of(file: File, column: str, cache: Path, rows: int) -> list[str]:
     how: Sequence[Any] = ["words", column, rows, inner.digest(rows)]
     words: list[str] = rowindex.kept(cache, file.url, how, made)[0]["words"]
     return words
+
+
+def doubtful_of(names: Any) -> str:
+    """What to say of classes that differ by spaces or capitals alone, or of one that seems to be a missing value."""
+    same = dict[str, str]()
+    for name in names if isinstance(names, Sequence) else ():
+        other = same.setdefault(name.strip().lower(), name)
+        if other != name:
+            return f"the classes {other!r} and {name!r}, which differ by spaces or capitals alone"
+        if name.strip().lower() in MISSING:
+            return f"the class {name!r}. If no value is meant by it, leave these rows out"
+    return ""
 
 
 def numbers_of(words: Iterable[Any], classes: Mapping[str, int], where: str) -> NDArray[np.int64]:

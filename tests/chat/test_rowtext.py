@@ -153,3 +153,19 @@ def test_words_are_classes_of_rows_of_numbers_too(tmp_path: Path) -> None:
         file.write("30,B\n")  # a class that comes before the others
     result = dtrain.run(*words, "steps=4", out=tmp_path / "run")
     assert result.step == 4, "a run goes on with the rows, and the classes, that it began with"
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ("cat dog NA", "data: column y has the class 'NA'. If no value is meant by it, leave these rows out"),
+        ("cat Cat dog", "data: column y has the classes 'Cat' and 'cat', which differ by spaces or capitals alone"),
+        ("cat dog none", ""),
+    ],
+)
+def test_words_that_are_hardly_classes_of_their_own_are_told(labels: str, sentence: str, tmp_path: Path) -> None:
+    rows = [f"{number},{label}" for number, label in enumerate(labels.split() * 5)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    words = ["model=mlp", "data=csv", f"data.path={tmp_path}/a.csv", "data.targets=y", "objective=classification"]
+    source = as_source(build(resolve(compose(words), CPUS).data))
+    assert source.notes == ([sentence] if sentence else [])

@@ -4,7 +4,7 @@ depends on the seed, the pass and the image alone.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -112,6 +112,10 @@ class Pictures:
         if self._places is not None:
             targets = np.array(self._places)[targets]
         return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
+
+    def whole(self) -> "Pictures":
+        self._decoder = replace(self._decoder, seed=None)
+        return self
 
     def as_classes(self, names: Sequence[str]) -> None:
         """Number the classes as those with these names."""

@@ -83,3 +83,24 @@ def test_tensors_of_a_dataset_of_the_caller(tmp_path: Path) -> None:
     with torch.no_grad():
         there = dtrain.load(tmp_path / "run", model=Own, data=Pairs())(torch.stack(inputs))
     torch.testing.assert_close(torch.tensor([row["prediction"] for row in said]), there)
+
+
+def noisy(sample: Any, generator: torch.Generator | None) -> Any:
+    return sample if generator is None else (sample[0] + 1000, sample[1])
+
+
+def test_data_beside_training_is_read_as_held_out_data_is(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).random((12, 3)).astype(np.float32)
+    np.savetxt(tmp_path / "t.csv", table, delimiter=",", header="a,b,y", comments="")
+    words = ("model=mlp", "data=csv", f"data.path={tmp_path}/t.csv", "data.targets=y", "data.inputs=[a,b]")
+    noise = ("data.transform._target_=evaluation.test_raw.noisy", "trust=[evaluation.test_raw]")
+    sets = (f"evaluate.sets.all.path={tmp_path}/t.csv", "objective=regression", f"data.cache={tmp_path}/cache")
+    result = dtrain.run(*words, *noise, *sets, *SMALL, out=tmp_path / "run")
+    with torch.no_grad():
+        model = dtrain.load(tmp_path / "run", noise[1])
+        told = model(torch.from_numpy(table[:, :2]))[:, 0].numpy()
+    said = written(tmp_path / "run", f"predict.data.path={tmp_path}/t.csv", noise[1])
+    assert [row["prediction"] for row in said] == pytest.approx(told.tolist(), rel=1e-4)
+    assert result.metrics["eval_all_loss"] == pytest.approx(np.square(told - table[:, 2]).mean(), rel=1e-4)
+    ours = dtrain.predictions(tmp_path / "run", table[:, :2], noise[1])
+    assert [row["prediction"] for row in ours] == pytest.approx(told.tolist(), rel=1e-4)

@@ -140,7 +140,7 @@ def predictions(
     """The answers of the run, or checkpoint, at URL `source` to raw inputs, as rows of `python -m dtrain predict`:
     {"row": 0, "prediction": "rose", "probability": 0.93}.
 
-    `inputs`: texts for a run with a tokenizer; paths, images of PIL or arrays of bytes for one of images; dicts of
+    `inputs`: a list, or an array of several; texts for a run with a tokenizer; paths, images of PIL or arrays of bytes for one of images; dicts of
     columns for one of rows; else tensors or arrays, of the shape of one sample each. The run's own tokenizer, size and
     transform are applied. `model`, `data`: those that were passed to `run`; the data is read for sizes and classes.
 
@@ -150,13 +150,13 @@ def predictions(
     passed = _passed(model=model, data=data)
     with tempfile.TemporaryDirectory(prefix="dtrain-") as folder, _given(words, passed, root) as all_words:
         alone = [*all_words, *ALONE]
-        from dtrain.evaluation.raw import as_data
+        from dtrain.evaluation.raw import as_data, named
 
         trained = resolve(compose(alone, run=root, brought=PLACES.values()), detect())
         (rows := Path(folder, "rows")).mkdir()
         part, objects = as_data(inputs, trained, rows)
         asked = [f"predict.data={text(part)}", f"predict.to={folder}/answers.jsonl"]
-        with giving({**_unnamed(passed), **objects}):
+        with giving({**_unnamed(passed), **objects}), named(rows):
             decided = resolve(compose([*alone, *asked], run=root, brought=PLACES.values()), detect())
             decided = replace(decided, init=url if url != root else None)
             build(decided.launcher).launch(decided.with_loop("dtrain.evaluation.predict.predict"))

@@ -125,7 +125,7 @@ class Pictures:
         """The file of each of these images, and its class, if the classes are those that were `trained`."""
         told: dict[str, list[Any]] = {"file": [self._decoder.images.name(number) for number in images.tolist()]}
         names = self.classes
-        if isinstance(names, int) or (names and {*names} <= {*trained}):
+        if names and (isinstance(names, int) or {*names} <= {*trained}):
             numbers = self._decoder.images.labels(images).tolist()
             told["target"] = numbers if isinstance(names, int) else [names[number] for number in numbers]
         return told

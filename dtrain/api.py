@@ -89,7 +89,7 @@ def run(
     makes one. `hook`, `logger`: one or a list of objects, classes, which are called with the words of their name
     (`hook.Pulse.every=10`), and functions, called themselves with a StepInfo (`hook.<function>.every=10`) or with step
     and row. All of them may be defined anywhere: in a script, a notebook cell, a function. With several ranks an object
-    keeps nothing of the run: its copies in the forked ranks get the steps and the rows.
+    keeps nothing of the run: its copies in the forked ranks get the steps, the rows and the weights.
 
     Raises WordsError (the words are wrong), PreflightError (this machine cannot do it, or this process has a run
     already, in another thread), DtrainError (training failed), or a KeyboardInterrupt for a Ctrl-C before the first

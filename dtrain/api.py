@@ -88,7 +88,8 @@ def run(
     map-style dataset, or a class or function that makes one. `objective`: an objective, or a class or function that
     makes one. `hook`, `logger`: one or a list of objects, classes, which are called with the words of their name
     (`hook.Pulse.every=10`), and functions, called themselves with a StepInfo (`hook.<function>.every=10`) or with step
-    and row. All of them may be defined anywhere: in a script, a notebook cell, a function.
+    and row. All of them may be defined anywhere: in a script, a notebook cell, a function. With several ranks an object
+    keeps nothing of the run: its copies in the forked ranks get the steps, the rows and the weights.
 
     Raises WordsError (the words are wrong), PreflightError (this machine cannot do it, or this process has a run
     already, in another thread), DtrainError (training failed), or a KeyboardInterrupt for a Ctrl-C before the first
@@ -140,9 +141,10 @@ def predictions(
     """The answers of the run, or checkpoint, at URL `source` to raw inputs, as rows of `python -m dtrain predict`:
     {"row": 0, "prediction": "rose", "probability": 0.93}.
 
-    `inputs`: texts for a run with a tokenizer; paths, images of PIL or arrays of bytes for one of images; dicts of
-    columns for one of rows; else tensors or arrays, of the shape of one sample each. The run's own tokenizer, size and
-    transform are applied. `model`, `data`: those that were passed to `run`; the data is read for sizes and classes.
+    `inputs`: a list, also for one input: texts for a run with a tokenizer; paths, images of PIL or arrays of bytes for
+    one of images; dicts of columns for one of rows; else tensors or arrays, of the shape of one sample each. The run's
+    own tokenizer, size and transform are applied. `model`, `data`: those that were passed to `run`; the data is read
+    for sizes and classes.
 
     Raises WordsError for inputs that the run cannot answer, StoreError if there is no checkpoint.
     """
@@ -150,13 +152,13 @@ def predictions(
     passed = _passed(model=model, data=data)
     with tempfile.TemporaryDirectory(prefix="dtrain-") as folder, _given(words, passed, root) as all_words:
         alone = [*all_words, *ALONE]
-        from dtrain.evaluation.raw import as_data
+        from dtrain.evaluation.raw import as_data, named
 
         trained = resolve(compose(alone, run=root, brought=PLACES.values()), detect())
         (rows := Path(folder, "rows")).mkdir()
         part, objects = as_data(inputs, trained, rows)
         asked = [f"predict.data={text(part)}", f"predict.to={folder}/answers.jsonl"]
-        with giving({**_unnamed(passed), **objects}):
+        with giving({**_unnamed(passed), **objects}), named(rows):
             decided = resolve(compose([*alone, *asked], run=root, brought=PLACES.values()), detect())
             decided = replace(decided, init=url if url != root else None)
             build(decided.launcher).launch(decided.with_loop("dtrain.evaluation.predict.predict"))

@@ -151,6 +151,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint such as ` Did you mean strategy=fsdp?`, or allowed words if none is similar; of very many the first."""
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
+    if figure := plain.get(f"eval_{word.lower()}"):
+        return f" Did you mean {figure}?"
     near = get_close_matches(word.lower(), plain, n=5, cutoff=0.6)
     if meant := next((name for name in near if _is_alike(word.lower(), name)), ""):
         return f" Did you mean {plain[meant]}?"

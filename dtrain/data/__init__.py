@@ -77,6 +77,17 @@ class Growing(Protocol):
 
 
 @runtime_checkable
+class Whole(Protocol):
+    """A source that evaluation reads in another way than training does."""
+
+    def whole(self) -> Source:
+        """All its samples as evaluation reads them: nothing is drawn for them, and no window is shifted. It may be this
+        object, changed.
+        """
+        ...
+
+
+@runtime_checkable
 class Noted(Protocol):
     """A source that has something to say when a run begins."""
 
@@ -148,6 +159,11 @@ class Chatting(Protocol):
         ...
 
 
+def whole(source: Source) -> Source:
+    """All samples of a source, as evaluation reads them."""
+    return source.whole() if isinstance(source, Whole) else source
+
+
 def context_of(source: Source) -> int:
     """The most tokens of a sample; of a source that does not say, as many as its first sample has."""
     stated = getattr(source, "sequence", None)
@@ -156,5 +172,5 @@ def context_of(source: Source) -> int:
 
 __all__ = [
     "IGNORE", "Asking", "Batch", "Chatting", "Classed", "Growing", "Indices", "Loading", "Noted", "Ordered", "Padding",
-    "Source", "Tensor", "TextSource", "Typed", "context_of",
+    "Source", "Tensor", "TextSource", "Typed", "Whole", "context_of", "whole",
 ]  # fmt: skip

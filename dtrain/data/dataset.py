@@ -6,6 +6,7 @@ is read, and a `transform(sample, generator)` is given one of its own.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -205,6 +206,10 @@ class Dataset:
         if not self._workers or self._batched:
             return None
         return self._processes.ask(self.original(index), epoch, lambda parts: self._batch(*self._joined(parts)))
+
+    def whole(self) -> "Dataset":
+        self._samples = replace(self._samples, held=True)
+        return self
 
     def with_mask(self, name: str) -> None:
         """Give an attention_mask of padded rows from now on, and `name` to an input that has none."""

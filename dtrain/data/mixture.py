@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Padding, Source, Typed
+from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Padding, Source, Typed, whole
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, samples
@@ -72,6 +72,9 @@ class Joined:
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def whole(self) -> "Joined":
+        return Joined({name: whole(source) for name, source in self.of.items()})
 
     def with_mask(self, name: str) -> None:
         """Have the sources that pad rows give an attention_mask from now on."""

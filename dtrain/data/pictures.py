@@ -4,7 +4,7 @@ depends on the seed, the pass and the image alone.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -113,6 +113,10 @@ class Pictures:
             targets = np.array(self._places)[targets]
         return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
 
+    def whole(self) -> "Pictures":
+        self._decoder = replace(self._decoder, seed=None)
+        return self
+
     def as_classes(self, names: Sequence[str]) -> None:
         """Number the classes as those with these names."""
         self._places = records.same_classes(names, self.classes, "data.path")
@@ -121,7 +125,7 @@ class Pictures:
         """The file of each of these images, and its class, if the classes are those that were `trained`."""
         told: dict[str, list[Any]] = {"file": [self._decoder.images.name(number) for number in images.tolist()]}
         names = self.classes
-        if isinstance(names, int) or (names and {*names} <= {*trained}):
+        if names and (isinstance(names, int) or {*names} <= {*trained}):
             numbers = self._decoder.images.labels(images).tolist()
             told["target"] = numbers if isinstance(names, int) else [names[number] for number in numbers]
         return told

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrain.data import Batch, Indices, Loading, Source
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64
 from dtrain.errors import PreflightError
 
@@ -81,11 +81,6 @@ class Windows:
     def whole(self) -> "Windows":
         """The same windows and the last, for one pass."""
         return replace(self, shifting=False)
-
-
-def whole(source: Source) -> Source:
-    """All samples of a source, also the last, which shifted windows need."""
-    return source.whole() if isinstance(source, Corpus | Windows) else source
 
 
 def next_tokens(rows: NDArray[np.int64]) -> Batch:

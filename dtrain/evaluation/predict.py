@@ -17,12 +17,11 @@ from torch import Tensor
 from dtrain import compile
 from dtrain.build import build
 from dtrain.config.facts import about
-from dtrain.data import IGNORE, Batch, Growing, Indices, Source
+from dtrain.data import IGNORE, Batch, Growing, Indices, Source, whole
 from dtrain.data.collate import Sizes
 from dtrain.data.dataset import Dataset
 from dtrain.data.pictures import Pictures
 from dtrain.data.stream import as_source, to_device
-from dtrain.data.windows import whole
 from dtrain.errors import PreflightError, Status, WordsError, about_data
 from dtrain.evaluation.beside import beside, has_rows
 from dtrain.evaluation.metrics import gathered

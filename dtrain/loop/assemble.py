@@ -14,9 +14,8 @@ from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.facts import about
-from dtrain.data import Batch, Classed, Growing, Padding, Source, Typed
+from dtrain.data import Batch, Classed, Growing, Padding, Source, Typed, whole
 from dtrain.data.stream import Stream, Streamed, as_source
-from dtrain.data.windows import whole
 from dtrain.errors import WordsError, about_data
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
@@ -105,13 +104,14 @@ class Parts:
         return source
 
     def beside_training(self, built: Any) -> Source:
-        """All samples of data beside that of training, with the classes, fractions and mask of training. Raises
-        WordsError and PreflightError for a class that training lacks.
+        """All samples of data beside that of training, as held-out ones are: with the classes, fractions and mask of
+        training, as the objective takes them. Raises WordsError and PreflightError for a class that training lacks.
         """
         source, trained = whole(as_source(built)), self.source
         if isinstance(source, Classed) and isinstance(trained, Classed) and trained.class_names:
             source.as_classes(trained.class_names)
-        return self.like_trained(source)
+        self.like_trained(source)
+        return prepared(self.objective, source, derive(self.plan.seed, "objective"))
 
     def _set(self, name: str, part: Part) -> Source:
         """A further set. Raises WordsError if it has classes that the model lacks."""

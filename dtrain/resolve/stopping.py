@@ -19,7 +19,8 @@ def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         known |= {name.replace("eval_", "eval_ema_", 1): which for name, which in known.items()}
     subject = f"stop.metric={asked.metric}"
     if asked.metric not in known:
-        if asked.metric.removeprefix("eval_") in draft["evaluate_metrics"]:
+        is_named = f"eval_{asked.metric}" in known
+        if not is_named and asked.metric.removeprefix("eval_") in draft["evaluate_metrics"]:
             raise WordsError(
                 f"{subject}: its class does not say whether its lowest or highest value is the best. Type another "
                 "metric, such as stop.metric=eval_loss."

@@ -23,10 +23,10 @@ def targetless(part: Mapping[str, Any], *, task: str | None, trained: Mapping[st
         return {**part}
     target, inputs = part["targets"], part["inputs"]
     listed = [inputs] if isinstance(inputs, str) else [*(inputs or ())]
-    if (not unread or part.get("transform") or target in listed) and target in _columns(part, None):
+    if (not unread or part.get("transform") or target in listed) and target in columns_beside(part, None):
         return {**part}
     inputs = as_trained(part, trained)["inputs"]
-    return {**part, "inputs": _columns(part, target) if inputs is None else inputs, "targets": None}
+    return {**part, "inputs": columns_beside(part, target) if inputs is None else inputs, "targets": None}
 
 
 def as_trained(part: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def as_trained(part: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str,
     both = [about(each).get("files") in SUFFIXES and each.get("inputs", "") is None for each in (part, trained)]
     if not all(both) or part["targets"] != trained["targets"]:
         return {**part}
-    return {**part, "inputs": _columns(trained, part["targets"])}
+    return {**part, "inputs": columns_beside(trained, part["targets"])}
 
 
 def _has_classes(part: Mapping[str, Any]) -> bool:
@@ -46,8 +46,8 @@ def _has_classes(part: Mapping[str, Any]) -> bool:
     return True
 
 
-def _columns(part: Mapping[str, Any], target: str | None) -> list[str]:
-    """The columns of the first file of a part, but for its target."""
+def columns_beside(part: Mapping[str, Any], target: str | None) -> list[str]:
+    """The columns of the first file of a part beside its target."""
     path = secrets.opened(part["path"])
     reader = reader_of(part, path, about(part)["files"])
     (url, *_) = reader.found(path)

@@ -13,11 +13,15 @@ import commands
 import numpy as np
 import pytest
 import torch
+from data.drawn import build as build_images
+from data.drawn import build_shards, folder, shard
+from data.drawn import samples as images_of
 from data.files import rows, write
 from data.test_rows import BUILD, everything
 from data.test_stream import Numbers, stream, walk
 from torch.utils.data import TensorDataset
 
+from dtrain.data import whole
 from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import PERIOD, Mixture, _number, counts, pattern
 from dtrain.data.order import _mix64, samples
@@ -290,3 +294,27 @@ def lines(out: Path) -> int:
 
 def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_whole_sources_of_every_kind_draw_nothing(tmp_path: Path) -> None:
+    drawn = {"augment": "crop_flip", "holdout": 0}
+    shards = [shard(tmp_path / "0.tar", images_of(0, 6))]
+    flowers = folder(tmp_path / "flowers", 2)
+    kinds: list[Any] = [
+        lambda: build_images(flowers, tmp_path / "cache", **drawn),
+        lambda: build_shards(shards, tmp_path / "cache", **drawn),
+        lambda: Dataset(TensorDataset(torch.zeros(6, 2), torch.zeros(6)), transform=_moved, holdout=0),
+    ]
+    for kind in kinds:
+        index = np.arange(6)
+        for made in (kind, lambda kind=kind: Mixture(of={"a": kind(), "b": kind()}, weights={"a": 1, "b": 1})):
+            passes = [made().take(index, np.full(6, epoch))["inputs"] for epoch in (0, 1)]
+            assert not torch.equal(*passes), "training draws"
+            passes = [whole(made()).take(index, np.full(6, epoch))["inputs"] for epoch in (0, 1)]
+            assert torch.equal(*passes)
+            if kind is kinds[-1]:
+                assert not passes[0].any()
+
+
+def _moved(sample: Any, generator: torch.Generator | None) -> Any:
+    return sample if generator is None else (sample[0] + torch.rand(2, generator=generator), sample[1])

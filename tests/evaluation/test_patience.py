@@ -129,6 +129,8 @@ def test_a_killed_run_ends_at_the_same_step(tmp_path: Path) -> None:
     [
         (("stop.metric=eval_los",), "no evaluation of this run has this figure. Did you mean eval_loss?"),
         (("stop.metric=accuracy",), "Did you mean eval_accuracy?"),
+        (("stop.metric=f1", "evaluate.metrics=[f1]"), "Did you mean eval_f1?"),
+        (("checkpoint.best=f1", "evaluate.metrics=[f1]"), "Did you mean eval_f1?"),
         (("stop.metric=eval_loss", "evaluate.every=0"), "evaluate.every=0 leaves one evaluation"),
         (("stop.metric=eval_loss", "data.holdout_part=0"), "nothing is held out to measure it on. Type data.holdout"),
         (("stop.metric=null", "stop.patience=2"), "stop.patience: nothing in this run reads it. Type stop.metric="),

@@ -1,6 +1,7 @@
 """masked: the loss of transformers for the same mask, masks of seed, row and pass alone, and the same on every mesh."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import torch
 from adapted import MESHES
 from paired import twenty_steps
-from small import PARTS, agree, few_steps, plan
+from small import PARTS, agree, few_steps, on_mesh, plan
 
 from dtrain.build import build
 from dtrain.data import IGNORE
 from dtrain.data.synthetic import Synthetic
 from dtrain.errors import WordsError
+from dtrain.loop.assemble import assemble
+from dtrain.mesh import Mesh
 from dtrain.objective import prepared
 
 MASKED = {"_target_": "dtrain.objective.masked.Masked", "part": 0.15, "hidden": 0.8, "random": 0.1, "token": None}
@@ -73,6 +76,19 @@ def test_the_parts_are_those_of_bert_and_special_tokens_are_never_hidden() -> No
     assert (inputs[chosen] == targets[chosen]).float().mean() == pytest.approx(0.1 + 0.1 / 50, abs=0.02)
     held = made.holdout().take(index[:5], index[:5])
     assert (held["targets"] != IGNORE).any()
+
+
+def test_a_set_of_evaluate_sets_is_hidden_too() -> None:
+    made = plan("data=synthetic", "objective=next_token", "data.sequence=8", "hook=[]", "out=memory://masked")
+    part = {**parts_of()["data"], "task": "next_token"}
+    made = replace(made, objective=MASKED, data=part, evaluate_sets={"all": part}, model=parts_of()["model"])
+    index = np.arange(20)
+
+    def hidden(mesh: Mesh) -> float:
+        batch = assemble(made, mesh).measured["all"].take(index, index * 0)
+        return float((batch["targets"] == IGNORE).float().mean())
+
+    assert on_mesh(hidden, dp_shard=1)[0] > 0.7
 
 
 BERT = """

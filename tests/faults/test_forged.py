@@ -336,7 +336,7 @@ def test_what_is_no_file_is_told_in_one_sentence_and_waited_for_by_nobody(kind: 
     named = {name for name, sentence in said.items() if clause in sentence or clause in sentence.lower()}
     told = {"00000001.json", "metrics.jsonl", "COMMIT.json"}
     if kind == "a folder":
-        assert "a folder, not a recipe" in said["config.yaml"]
+        assert "a folder without a recipe" in said["config.yaml"]
         assert "no file is there" in said["tokens.bin"] and "no file is there" in said["tokens.txt"]
     else:
         told |= {"config.yaml", "tokens.bin", "tokens.txt"}

@@ -171,7 +171,7 @@ def test_other_commands_than_a_run_need_an_allocation(tmp_path: Path) -> None:
         ("launcher.more=['--wrap=touch x']", "launcher.more: '--wrap=touch x' is no option of sbatch"),
         ("launcher.more=[touch]", "launcher.more: 'touch' is no option of sbatch"),
         ("launcher.setup=['export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345']", "holds a secret"),
-        ("out='a\nb'", "sbatch takes no path"),
+        ("out='a\nb'", "is no place for a run"),
     ],
 )
 def test_what_could_not_stand_in_a_script_is_refused_before_anything_is_written(

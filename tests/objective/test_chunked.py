@@ -128,7 +128,7 @@ def test_a_split_sequence() -> None:
 
 @pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "pp 2"])
 def test_pairs_of_dpo(mesh: str) -> None:
-    same(run(MESHES[mesh], KINDS["dpo"], 7), whole("dpo"))
+    same(run(MESHES[mesh], KINDS["dpo"], 7), whole("dpo"), tolerance=2e-6)  # 1.4e-6 on an EPYC
 
 
 class Largest(TorchDispatchMode):

@@ -38,6 +38,6 @@ def test_a_finished_run_goes_on_by_the_word_that_ended_it(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = resolve(compose([word, "model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2))
-    monkeypatch.setattr(train, "finished", lambda plan: Result("completed", plan.steps, 0.5, 1.0))
+    monkeypatch.setattr(train, "finished", lambda plan: Result("finished", plan.steps, 0.5, 1.0))
     assert train.already_finished(plan, say=True)
     assert f"Type {word.split('=')[0]}=<more> to continue" in capsys.readouterr().out

@@ -78,6 +78,7 @@ def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingA
         *((f"from peft import *\n{trainer('train_dataset=rows')}LoraConfig(r=8, target_modules='all-linear', {more})\n", "adapter")
           for more in ("bias='all'", "modules_to_save=['lm_head']", "init_lora_weights='pissa'", "init_lora_weights=False", "rank_pattern={'q_proj': 4}")),
         ({**SFT, "use_peft": True, "lora_target_modules": "all-linear", "lora_modules_to_save": ["lm_head"]}, "adapter"),
+        ({"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"warmup_num_steps": 9}}}, "schedule schedule.warmup"),
         ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup schedule.decay"),
     ],
 )  # fmt: skip
@@ -128,6 +129,8 @@ def test_what_another_choice_does_not_take_is_no_longer_asked_for(tmp_path: Path
         ({**SFT, "use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj"], "dtype": "bfloat16"}, {"adapter": "lora", "adapter.rank": 4, "adapter.targets": ["q_proj"], "precision": "bf16"}),
         ({**SFT, "lora_r": 4, "use_peft": False}, {"adapter": None}),
         ({**SFT, "lr_scheduler_type": "cosine_with_restarts", "warmup_steps": 500}, {"schedule.warmup": 500, "schedule": None}),
+        ({**AXOLOTL, "lr_scheduler": "one_cycle", "warmup_steps": 5}, {"schedule.warmup": 5, "schedule": None}),
+        ({**TUNE, "lr_scheduler": {"_component_": "my.schedule", "num_warmup_steps": 5}}, {"schedule.warmup": 5, "schedule": None}),
         ({**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "loraplus_lr_ratio": 16},
          {"adapter": "lora", "optim.lr_of": {"lora_B": 0.0016}}),
     ],

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 OTHER = "*"
 """Stands for every other value."""
+PART = "0.*"
+"""Stands for every number between 0 and 1."""
 
 # fmt: off
 RESUMED = (
@@ -65,11 +67,28 @@ OWN_CODE = (
 )
 SHOWN = "dtrain plan shows what a run would be, and <out>/config.yaml has all of its values. Type dtrain plan <words>."
 SPEED = "There is no profiler during training; metrics.jsonl has the seconds of each step. Leave it out."
+OFF = "It is off here too. Leave it out."
 NAMED = "A run is called by its folder. Type out=runs/{}."
 BY_STEPS = {
     name: {"no": f"{name}=0", "steps": f"{name} counts steps. Type {name}=<steps>.",
            OTHER: f"{name} counts steps. Type {name}=<samples / batch> for once an epoch."}
     for name in ("evaluate.every", "checkpoint.every")
+}
+BY_EPOCHS = {
+    name: {"1": f"{name} counts steps. Type {name}=<samples / batch> for once an epoch.",
+           OTHER: f"{name} counts steps. Type {name}=<{{}} x samples / batch>."}
+    for name in ("evaluate.every", "checkpoint.every")
+}
+BEST_IS = (
+    "A metric says itself what is better; for one that does not, type checkpoint.best_is={} beside checkpoint.best."
+)
+BEST = {
+    **{f"{of}{name}": f"checkpoint.best=eval_{name}" for of in ("", "eval_", "val_") for name in ("loss", "accuracy")},
+    **dict.fromkeys(("acc", "eval_acc", "val_acc"), "checkpoint.best=eval_accuracy"),
+    **{f"{of}{name}": f"evaluate.metrics=[{name}] checkpoint.best=eval_{name}"
+       for of in ("", "eval_", "val_") for name in ("f1", "auroc", "top5", "perplexity")},
+    OTHER: "Type checkpoint.best=eval_<name of a metric>; metrics beside those of the objective are "
+        "evaluate.metrics=[<metric>].",
 }
 
 SAYINGS: Mapping[str, str | Mapping[str, str]] = {
@@ -77,10 +96,14 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "batch_size": "Type batch={} for the samples of a step over all ranks, or microbatch={} for one rank.",
     "eval_batch_size per_device_eval_batch_size val_batch_size test_batch_size batch_size_val": "Evaluation uses the "
         "microbatch. Leave it out.",
-    "steps_per_epoch limit_train_batches max_steps_per_epoch": "A run ends at its steps. Type steps=<epochs x {}>.",
+    "steps_per_epoch limit_train_batches max_steps_per_epoch": {
+        "1.0": "An epoch is all samples. Leave it out.",
+        PART: "A run ends at its steps. Type steps=<epochs x {} x samples / batch>, or epochs=<{} x epochs>.",
+        OTHER: "A run ends at its steps. Type steps=<epochs x {}>.",
+    },
     "max_duration": "Type steps=<optimizer steps>, or epochs=<passes> for data that states its length.",
     "min_epochs min_steps": "A run ends at its steps. Leave it out.",
-    "max_tokens": "Type steps=<tokens / batch / data.sequence>.",
+    "max_tokens": "Type steps=<{} / batch / data.sequence>.",
     "fast_dev_run dry_run dryrun smoke_test debug debug_mode": SMALL,
     "overfit_batches overfit": "Type data.holdout=0 with a dataset of a few samples.",
     "auto_find_batch_size auto_scale_batch_size find_batch_size autotuning": "dtrain plan shows what fits. Type "
@@ -113,15 +136,26 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "label_smoothing_factor label_smoothing": "Labels of classes are not smoothed; those of pairs are by "
         "objective=dpo objective.label_smoothing={}. Leave it out, or type "
         "objective._target_=<your loss> trust=[<its package>].",
+    "warmup_epochs num_warmup_epochs lr_warmup_epochs": "schedule.warmup counts steps, or is a part of the run below "
+        "1. Type schedule.warmup=<{} x samples / batch>.",
     # evaluation, checkpoints, stopping
-    "check_val_every_n_epoch validation_freq evals_per_epoch": "evaluate.every counts steps. Type "
-        "evaluate.every=<samples / batch> for once an epoch.",
-    "every_n_epochs save_every_n_epochs saves_per_epoch": "checkpoint.every counts steps. Type "
-        "checkpoint.every=<samples / batch> for once an epoch.",
+    "check_val_every_n_epoch validation_freq": BY_EPOCHS["evaluate.every"],
+    "every_n_epochs save_every_n_epochs": BY_EPOCHS["checkpoint.every"],
+    "evals_per_epoch": "evaluate.every counts steps. Type evaluate.every=<samples / batch / {}>.",
+    "saves_per_epoch": "checkpoint.every counts steps. Type checkpoint.every=<samples / batch / {}>.",
+    "val_check_interval": {"1.0": BY_EPOCHS["evaluate.every"]["1"], PART: BY_EPOCHS["evaluate.every"][OTHER]},
+    "eval_steps": {PART: "evaluate.every counts steps. Type evaluate.every=<{} x steps>."},
+    "save_steps": {PART: "checkpoint.every counts steps. Type checkpoint.every=<{} x steps>."},
+    "logging_steps": {PART: "log.every counts steps. Type log.every=<{} x steps>."},
     "eval_strategy evaluation_strategy": BY_STEPS["evaluate.every"], "save_strategy": BY_STEPS["checkpoint.every"],
     "logging_strategy": "log.every counts steps. Type log.every=10.",
-    "limit_val_batches eval_iters val_batches eval_samples": "Evaluation counts samples. Type "
-        "evaluate.samples=<batches x batch>.",
+    "eval_samples": "evaluate.samples={}",
+    "limit_val_batches eval_iters val_batches": {
+        "0": "Type data.holdout=0, so that nothing is evaluated.", "1.0": "All held-out samples are evaluated. Leave "
+            "it out.",
+        PART: "Evaluation counts samples. Type evaluate.samples=<{} x held-out samples>.",
+        OTHER: "Evaluation counts samples. Type evaluate.samples=<{} x microbatch>.",
+    },
     "limit_test_batches limit_predict_batches num_sanity_val_steps": "A run only trains and evaluates its held-out "
         "data. Leave it out.",
     "metrics metric compute_metrics": "Type evaluate.metrics=[{}].",
@@ -134,14 +168,16 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
         "false": "The last step is always saved. Type checkpoint.every=0 for that one alone.",
         OTHER: "The newest checkpoints are always kept. Leave it out.",
     },
-    "load_best_model_at_end save_best save_best_only": "checkpoint.best=eval_loss",
-    "metric_for_best_model monitor": {
-        "loss": "checkpoint.best=eval_loss", "val_loss": "checkpoint.best=eval_loss",
-        "eval_loss": "checkpoint.best=eval_loss",
-        "accuracy": "checkpoint.best=eval_accuracy", "val_acc": "checkpoint.best=eval_accuracy",
-        OTHER: "Type checkpoint.best=eval_<name of a metric>.",
+    "load_best_model_at_end save_best save_best_only": "The best checkpoint is <out>/best. Type "
+        "checkpoint.best=eval_loss, or the figure of another metric.",
+    "metric_for_best_model monitor": BEST,
+    "greater_is_better mode monitor_mode": {
+        "true": BEST_IS.format("highest"), "max": BEST_IS.format("highest"), "maximize": BEST_IS.format("highest"),
+        "false": BEST_IS.format("lowest"), "min": BEST_IS.format("lowest"), "minimize": BEST_IS.format("lowest"),
+        OTHER: "A metric says itself what is better. Leave it out, or type checkpoint.best_is=<lowest, highest> "
+            "beside checkpoint.best.",
     },
-    "greater_is_better mode": "A metric says itself what is better. Leave it out, or type checkpoint.best_is=highest.",
+    "early_stopping.mode": "A metric says itself what is better. Leave it out.",
     "early_stopping early_stop use_early_stopping": f"{EARLY}3",
     "early_stopping.patience early_stopping_patience patience": f"{EARLY}{{}}",
     "early_stopping.monitor": "Type stop.metric=eval_loss stop.patience=3.",
@@ -172,8 +208,8 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "name run_name exp_name experiment_name task_name wandb_name job_name": NAMED,
     "tags notes project project_name": "metrics.jsonl and plan.yaml say what a run was. Leave it out.",
     # numbers, kernels, memory
-    "bf16 use_bf16": {"false": "precision=fp32", OTHER: "precision=bf16"},
-    "fp16 use_fp16 half": {"false": "precision=fp32", OTHER: "precision=fp16"},
+    "bf16 use_bf16 bf16.enabled": {"false": "precision=fp32", OTHER: "precision=bf16"},
+    "fp16 use_fp16 half fp16.enabled": {"false": "precision=fp32", OTHER: "precision=fp16"},
     "fp8": "precision=fp8", "tf32 allow_tf32": {"false": "precision=fp32", OTHER: "precision=tf32"},
     "amp use_amp autocast amp_level amp_backend": {
         "false": "precision=fp32", "none": "precision=fp32", OTHER: "Type precision=bf16, or precision=fp16, which "
@@ -240,6 +276,7 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
         "0": "strategy=ddp", "1": "strategy=zero1", "2": "strategy=zero2", "3": "strategy=zero3", OTHER: f"{STAGES} "
             f"Type one of them."},
     "offload cpu_offload offload_optimizer offload_param offload_optimizer_device offload_param_device "
+        "offload_optimizer.device offload_param.device "
         "fsdp_offload_params fsdp_cpu_offload move_params_to_cpu offload_params": OFFLOADED,
     "fsdp use_fsdp sharding_strategy fsdp_sharding_strategy fully_shard sharded_ddp fairscale": {
         "false": "strategy=ddp", "shard_grad_op": "strategy=fsdp strategy.reshard=never", "no_shard": "strategy=ddp",
@@ -280,7 +317,19 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "trust_remote_code": OWN_CODE, "config_dir config_path": "hydra.searchpath=[{}]",
 }
 """Names in other tools -> what is typed here, of all values or by value in lower case."""
-SAID: Mapping[str, str | Mapping[str, str]] = {name: text for names, text in SAYINGS.items() for name in names.split()}
+SWITCHES = (
+    "auto_lr_find lr_find lr_finder swa stochastic_weight_avg stochastic_weight_averaging use_ema model_ema "
+    "load_best_model_at_end save_best save_best_only early_stopping early_stop use_early_stopping detect_anomaly "
+    "terminate_on_nan use_distributed_optimizer sequence_parallel recompute_activations use_peft peft lora use_lora "
+    "load_in_4bit load_in_8bit qlora quantize push_to_hub group_by_length fp8 auto_find_batch_size fast_dev_run "
+    "dry_run dryrun smoke_test debug debug_mode profile use_profiler"
+)
+"""Names that say nothing where they are false."""
+SAID: Mapping[str, str | Mapping[str, str]] = {
+    name: {"false": OFF, OTHER: text} if name in SWITCHES.split() and isinstance(text, str) else text
+    for names, text in SAYINGS.items()
+    for name in names.split()
+}
 
 FLAGS: Mapping[str, str] = {
     "c": "recipe={}", "cn": "recipe={}", "cp": "hydra.searchpath=[{}]", "cd": "hydra.searchpath=[{}]",

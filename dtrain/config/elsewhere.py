@@ -174,6 +174,10 @@ VALUES: Mapping[str, Mapping[str, str]] = {
             "mmap": "tokens",
         "random fake dummy": "synthetic", "wds": "webdataset",
     },
+    "data.targets": {
+        "[": "A row has one column of the target. Type data.targets=<column>; in data=jsonl, parquet or hf it may hold "
+            "a list of several numbers.",
+    },
     "logger": {"wandb weightsandbiases mlflow csv comet neptune aim clearml trackio dvclive swanlab csvlogger "
         "wandblogger mlflowlogger many_loggers all json jsonl rich": LOGGERS, "tensorboardlogger "
         "tb": "logger=[tensorboard]", "tqdm progress": "logger=[console]"},

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from dtrain.config import constraints, files, grammar
-from dtrain.config.answers import FLAGS, OTHER, SAID
+from dtrain.config.answers import FLAGS, OTHER, PART, SAID
 from dtrain.config.elsewhere import MEANT, OURS
 from dtrain.config.facts import allowed_of
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS
@@ -14,8 +14,9 @@ from dtrain.secrets import screen
 KINDS = (["name"], ["type"])
 """Names of the choice of a group in its section in other tools, as in optimizer.name=adam."""
 PLACE = "/"
-"""In the table: every value that is a path."""
+"""In the table: every value that is a path. A `[` stands for every list."""
 WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+FRACTION = re.compile(r"0?\.\d*[1-9]\d*")
 FILLED = re.compile(r"[\w.=\[]*\{\}\]?")
 """A word around the value that is filled in."""
 
@@ -27,9 +28,8 @@ def meant(name: str, value: str = "") -> str:
     if group in GROUPS and parts[1:] in KINDS:
         return of_value(group, value) or valued(group, value)
     for suffix in (".".join(parts[at:]) for at in range(len(parts))):
-        if suffix in SAID:
-            said = SAID[suffix]
-            return _filled(said if isinstance(said, str) else said.get(value.lower(), said.get(OTHER, "")), value)
+        if said := _said(suffix, value):
+            return _filled(said, value)
         if suffix in OURS:
             return of_value(OURS[suffix], value) or valued(OURS[suffix], value)
         if suffix != name and parts[0] not in GROUPS and (suffix in GROUPS or suffix in ALLOWED):
@@ -38,10 +38,19 @@ def meant(name: str, value: str = "") -> str:
     return valued(below, value) if parts[0] in OURS and _allowed(below) is not None else ""
 
 
+def _said(name: str, value: str) -> str:
+    said = SAID.get(name, "")
+    if isinstance(said, str):
+        return said
+    kind = PART if FRACTION.fullmatch(value) and PART in said else OTHER
+    return said.get(value.lower(), said.get(kind, ""))
+
+
 def of_value(key: str, value: str) -> str:
     """The meaning of a value of another tool, as words or a sentence; empty if that is not known."""
     known = MEANT.get(key, {})
-    text = known.get(value.lower(), known.get(PLACE, "") if PLACE in value or value.endswith(WEIGHTS) else "")
+    kind = PLACE if PLACE in value or value.endswith(WEIGHTS) else value[:1]
+    text = known.get(value.lower(), known.get(kind, ""))
     return _filled(text if not text or "=" in text or is_sentence(text) else f"{key}={text}", value)
 
 

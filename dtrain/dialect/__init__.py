@@ -143,8 +143,13 @@ def _drop_foreign(ledger: Ledger) -> None:
         if f"{group}._target_" in ledger.words or (not ledger.asks(group) and name in files.node(group, choice)):
             continue
         having = [other for other in files.groups()[group] if name in files.node(group, other)]
+        if having == [*files.groups()[group]]:
+            continue  # whichever is typed takes it
+        value, is_open = show(ledger.words[word]), ledger.asks(group) and word not in ledger.implied
         why = f"{group} must be typed" if ledger.asks(group) else f"{group}={choice} does not take it"
-        ledger.withdraw(word, f"{why}. Type {group}={having[0]} {word}={show(ledger.words[word])}.")
+        ledger.withdraw(word, f"{why}. Type {group}={having[0]} {word}={value}.")
+        if is_open:
+            ledger.ask(word, f"{value} with {having[0]}")
 
 
 def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:

@@ -308,7 +308,8 @@ KEYS: Mapping[str, Any] = {
     "use_tensorboard": switched(
         says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")
     ),
-    "neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
+    "neftune_noise_alpha noisy_embedding_alpha": terms.CHANGES_LOSS,
+    "embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
     "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
     "optim_target_modules": lacking("dtrain has no equivalent. Leave it out, or write your own component."),
     "ddp_find_unused_parameters": unneeded("unused parameters are allowed"),

@@ -24,8 +24,12 @@ def adapter_section(ledger: Ledger) -> None:
     kind = ledger.get("adapter")
     if not kind and not ledger.get("lora_model_dir"):
         return
+    for name, rule in OPTIONS.items():
+        ledger.settle(rule, name, f"{name}.**")
     word = "dora" if ledger.get("peft_use_dora") else "lora"
     why = _obstacle(ledger, kind, word)
+    if not why and ledger.asks("adapter"):
+        why = f"other keys add to it what dtrain's does not have. Type adapter={word if kind == 'lora' else kind}."
     if why:
         there = (key for key in ("adapter", "lora_model_dir", *QUANTISED) if ledger.get(key))
         ledger.settle(refused(why), *there)
@@ -39,8 +43,6 @@ def adapter_section(ledger: Ledger) -> None:
     _sizes(ledger, bool(why))
     _targets(ledger, bool(why))
     ledger.settle(unneeded("covered by adapter"), "peft_use_dora")
-    for name, rule in OPTIONS.items():
-        ledger.settle(rule, name, f"{name}.**")
 
 
 def _obstacle(ledger: Ledger, kind: Any, word: str) -> str:
@@ -114,20 +116,37 @@ def carry_targets(ledger: Ledger, key: str, targets: list[str] | None, note: str
     ledger.carry(key, {"adapter.targets": show(targets) if on_command else targets}, note, command=on_command)
 
 
+def _faster(ledger: Ledger, key: str, value: Any) -> None:
+    """Translate LoRA+: B has a rate of its own, a multiple of the others'."""
+    rate = ledger.get("learning_rate")
+    if value and all(isinstance(each, int | float) and not isinstance(each, bool) for each in (rate, value)):
+        ledger.carry(key, {"optim.lr_of": {"lora_B": float(f"{rate * value:.12g}")}}, "learning_rate x the ratio")
+    else:
+        lacking("Type optim.lr_of={lora_B: <optim.lr x the ratio>}.", asked="optim.lr_of")(ledger, key, value)
+
+
 REFUSED = lacking("the adapter does not have it. Leave it out.")
+CHANGED = lacking("the adapter does not have it. Leave it out, and type adapter=<the word>.", asked="adapter")
+ALONE = lacking(
+    "beside an adapter no other parameter is trained. Leave it out and type adapter=<the word>, or adapter=none to "
+    "train all.",
+    asked="adapter",
+)
+DRAWN = chosen(
+    {True: unneeded("A is drawn as by peft and B is zero")},
+    refused("A is drawn as by kaiming_uniform_ and B is zero. Leave it out, and type adapter=<the word>.", "adapter"),
+)
 OPTIONS: Mapping[str, Rule] = table(
     {
-        "lora_modules_to_save peft_trainable_token_indices lora_target_parameters": lacking(
-            "beside an adapter no other parameter is trained. Leave it out, or type adapter=none to train all."
-        ),
-        "peft_init_lora_weights": chosen({True: unneeded("A is drawn as by peft and B is zero")}, REFUSED),
-        "loraplus_lr_ratio": lacking("type optim.lr_of={lora_B:<optim.lr x the ratio>}."),
+        "lora_modules_to_save peft_trainable_token_indices lora_target_parameters": ALONE,
+        "peft_init_lora_weights": given(DRAWN),
+        "loraplus_lr_ratio": _faster,
         "loraplus_lr_embedding peft_autocast_adapter_dtype lora_on_cpu lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
         "lora_embedding_kernel qlora_sharded_model_loading merge_lora merge_method peft_layers_pattern "
         "bnb_config_kwargs": unneeded(
             "affects speed and loading only; dtrain checkpoint export adapter=merged writes one model"
         ),
-        "lora_rank_pattern lora_alpha_pattern peft_layer_replication lora_fan_in_fan_out lora_exclude_modules relora "
-        "loftq_config": REFUSED,
+        "lora_rank_pattern lora_alpha_pattern peft_layer_replication lora_exclude_modules relora loftq_config": CHANGED,
+        "lora_fan_in_fan_out": REFUSED,
     }
 )

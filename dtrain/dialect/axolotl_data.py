@@ -31,7 +31,11 @@ def objective_section(ledger: Ledger) -> None:
         if ledger.get("rl") or ledger.get("reward_model") or ledger.get("process_reward_model"):
             ledger.ask("objective", "your own")
         return
-    ledger.carry("rl", {"objective": "dpo", "objective.loss": loss})
+    ledger.settle(terms.CHANGES_LOSS, "rpo_alpha", "dpo_norm_loss", "dpo_use_weighting")
+    if ledger.asks("objective"):
+        ledger.refuse("rl", f"other keys change its loss. Type objective=dpo objective.loss={loss}.")
+    else:
+        ledger.carry("rl", {"objective": "dpo", "objective.loss": loss})
     beta = "rl_beta" if ledger.get("rl_beta") is not None else "dpo_beta"
     ledger.settle(given(to("objective.beta")), beta)
     ledger.settle(unneeded("rl_beta takes precedence"), "dpo_beta")
@@ -39,10 +43,14 @@ def objective_section(ledger: Ledger) -> None:
     ledger.imply({"objective.beta": 0.1}, "default of TRL")
 
 
+def _is_of_pairs(ledger: Ledger) -> bool:
+    return str(ledger.get("rl")).lower() in PREFERENCES
+
+
 def data_section(ledger: Ledger) -> None:
     """Translate the datasets, and the keys that depend on their format."""
     sections = list(dict.fromkeys(".".join(key.split(".")[:2]) for key in ledger.under("datasets") if "." in key))
-    pairs = ledger.words.get("objective") == "dpo"
+    pairs = _is_of_pairs(ledger)
     whys = {section: why for section in sections if (why := _obstacle(ledger, section, pairs))}
     kinds = {_kind(ledger, section, pairs): _columns(ledger, section, pairs) for section in sections}
     columns = [_columns(ledger, section, pairs) for section in sections]
@@ -221,7 +229,7 @@ def _tokens(ledger: Ledger) -> None:
     ledger.settle(given(to("data.sequence", count)), "sequence_len")
     ledger.imply({"data.sequence": 512}, "default of axolotl")
     packs = bool(ledger.get("sample_packing"))
-    if ledger.words.get("objective") == "dpo":
+    if _is_of_pairs(ledger):
         ledger.settle(lacking("pairs are not packed. Leave it out."), "sample_packing")
     elif packs:
         ledger.settle(says({"data.packing": "pack"}, "each conversation sees itself alone"), "sample_packing")

@@ -71,9 +71,8 @@ def schedule_section(ledger: Ledger) -> None:
     note = BEHIND if warmup else ""
     for key, part in (("warmup_steps", note), ("warmup_ratio", f"of {steps} steps; {note}" if steps else note)):
         if key in ledger.open():
-            ledger.carry(key, {"schedule.warmup": warmup}, part, command="schedule" in ledger.command)
-    if "schedule" not in ledger.command and not ledger.asks("schedule.warmup"):
-        ledger.imply({"schedule.warmup": warmup}, "default of axolotl")
+            ledger.carry(key, {"schedule.warmup": warmup}, part)
+    ledger.imply({"schedule.warmup": warmup}, "default of axolotl")
 
 
 def is_warmup(value: Any, most: float | None = None) -> bool:

@@ -72,6 +72,8 @@ def schedule_section(ledger: Ledger) -> None:
     if why:
         ledger.settle(refused(why), "scheduler.type", f"{p}.**")
         ledger.ask("schedule")
+        if warm := values.get("warmup_num_steps"):
+            ledger.ask("schedule.warmup", f"{warm} with {name}")
     else:
         warmup_of(ledger, name, values)
 

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, count, number, show, text
+from dtrain.config import files
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, number, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
 from dtrain.secrets import screen
 
@@ -45,6 +46,11 @@ REST = table(
 
 CHECKPOINTS = unneeded("checkpoints are sharded and any mesh can read them; dtrain checkpoint export writes one file")
 CLIP = chosen({0: says({"clip": None}, "0 means none")}, to("clip"))
+CHANGES_LOSS = lacking(
+    "it changes what is trained, and dtrain has no equivalent. Leave it out and type objective=<the word>, or one of "
+    "your own.",
+    asked="objective",
+)
 COMPILE = switched(says({"compile": "blocks"}), says({"compile": "none"}))
 DETERMINISTIC = lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are deterministic.")
 DISK = refused("there is no offload to disk. Type strategy.offload=cpu for host memory, or use more ranks.")
@@ -62,10 +68,25 @@ output = to("out", text, command=True)
 
 
 def best(ledger: Ledger, key: str, value: Any) -> None:
-    """Refuse to end with the best weights, and name the word that keeps them, by the metric beside the key."""
-    metric = str(ledger.get(f"{key.rpartition('.')[0]}.metric_for_best_model".removeprefix("."), "loss"))
-    figure = f"eval_{metric.removeprefix('eval_')}"
-    lacking(f"type checkpoint.best={figure}: the best checkpoint is kept and named <out>/best.")(ledger, key, value)
+    """Keep the best checkpoint, by the metric beside the key: transformers' Trainer ends with its weights."""
+    section = key.rpartition(".")[0]
+    metric, higher = (
+        ledger.get(f"{section}.{name}".removeprefix(".")) for name in ("metric_for_best_model", "greater_is_better")
+    )
+    name = str(metric or "loss").removeprefix("eval_")
+    is_listed = name in files.groups()["metric"]
+    words: dict[str, Any] = {"evaluate.metrics": [name]} if is_listed else {}
+    words["checkpoint.best"] = f"eval_{name}"
+    if isinstance(higher, bool) or not (is_listed or name == "loss"):
+        words["checkpoint.best_is"] = "lowest" if higher is False else "highest"
+    if any(isinstance(each, Code) for each in (metric, higher)):
+        lacking("Type checkpoint.best=eval_<its metric>.", asked="checkpoint.best")(ledger, key, value)
+    elif not is_listed and name != "loss":
+        typed = " ".join(f"{word}={show(each)}" for word, each in words.items())
+        why = f"{name} is computed by code. Type evaluate.metrics=[<it>] {typed}, which keeps <out>/best."
+        lacking(why, asked="checkpoint.best")(ledger, key, value)
+    else:
+        turns_on(words, "<out>/best has its weights")(ledger, key, value)
 
 
 def of_the_hub(path: str, name: str, split: str) -> str:

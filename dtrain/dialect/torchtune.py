@@ -125,6 +125,7 @@ def _schedule(ledger: Ledger) -> None:
     if not name:
         return
     if not name.endswith("get_cosine_schedule_with_warmup") or ledger.get(f"{p}.num_cycles", 0.5) != 0.5:
+        ledger.settle(to("schedule.warmup", whole, BEHIND), f"{p}.num_warmup_steps")
         unknown = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
         ledger.settle(refused(unknown, "schedule"), f"{p}.**")
         return

@@ -116,8 +116,15 @@ def _steps(ledger: Ledger, t: str) -> None:
         ledger.settle(unneeded("max_steps ends the run"), f"{t}num_train_epochs")
 
 
+CHANGING = (
+    "label_smoothing_factor neftune_noise_alpha rpo_alpha loss_weights ld_alpha use_weighting sync_ref_model "
+    "router_aux_loss_coef"
+)
+
+
 def _objective(ledger: Ledger, t: str, kind: str) -> None:
     """Translate the losses of TRL, and what it makes of rows."""
+    ledger.settle(terms.CHANGES_LOSS, *(f"{t}{name}" for name in CHANGING.split()))
     if kind == TRL:
         ledger.ask("objective", "next_token, or dpo")
     if kind == "DPOConfig":
@@ -179,9 +186,14 @@ def _schedule(ledger: Ledger, t: str) -> None:
     warmup = next((value for value in given_keys if value and not isinstance(value, Code)), 0)
     shape = name.removesuffix("_with_warmup")
     keys = [f"{t}{key}" for key in ("warmup_steps", "warmup_ratio")]
+    curve = [key for key in ledger.under(f"{t}lr_scheduler_kwargs") if ledger.leaves[key]]
     why = ""
     if not is_warmup(warmup):
-        why = "a warm-up is a number of steps >= 0, or a part of the run below 1. Type schedule.warmup=<it>."
+        odd = "a warm-up is a number of steps >= 0, or a part of the run below 1. Type schedule.warmup=<it>."
+        ledger.settle(refused(odd, "schedule.warmup"), *keys)
+        warmup = 0
+    if curve:
+        why = "arguments of a schedule are not taken over. Type schedule=cosine, constant or wsd with its words."
     elif shape not in ("cosine", "linear", "constant"):
         why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
     elif shape == "linear" and (steps is None or 0 < warmup < 1):
@@ -189,11 +201,12 @@ def _schedule(ledger: Ledger, t: str) -> None:
             "a linear decay needs the steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
         )
     if why:
-        ledger.settle(refused(why), f"{t}lr_scheduler_type", *keys)
+        ledger.settle(refused(why), f"{t}lr_scheduler_type", *curve)
         ledger.ask("schedule", "wsd for a linear decay, or cosine, constant")
-        return
-    words = decaying(shape, 0 if name == "constant" else warmup, steps)
-    ledger.settle(says({"schedule": words["schedule"]}), f"{t}lr_scheduler_type")
+        words = {"schedule.warmup": warmup}
+    else:
+        words = decaying(shape, 0 if name == "constant" else warmup, steps)
+        ledger.settle(says({"schedule": words["schedule"]}), f"{t}lr_scheduler_type")
     for key in keys:
         if key in ledger.open() and ledger.get(key) == warmup and warmup and name != "constant":
             ledger.carry(key, {"schedule.warmup": warmup}, BEHIND)
@@ -297,6 +310,7 @@ KEYS: Mapping[str, Any] = {
     ),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     "load_best_model_at_end": terms.best,
+    "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
     "report_to": chosen(
         {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
         refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
@@ -306,13 +320,13 @@ KEYS: Mapping[str, Any] = {
     "disable_dropout": switched(
         unneeded("models of the hub have none by default"), refused("type model.config={<its dropout>: 0.1}.")
     ),
-    "loss_weights ld_alpha use_weighting sync_ref_model router_aux_loss_coef model_init_kwargs.** trust_remote_code "
-    "optim_target_modules label_smoothing_factor neftune_noise_alpha use_liger_kernel optim_args "
+    CHANGING: terms.CHANGES_LOSS,
+    "model_init_kwargs.** trust_remote_code optim_target_modules use_liger_kernel optim_args "
     "lr_scheduler_kwargs lr_scheduler_kwargs.** model_init_kwargs liger_kernel_config liger_kernel_config.** "
     "auto_find_batch_size": lacking("dtrain has no equivalent. Leave it out."),
     "group_by_length": lacking("with padded rows (data.pad, data.padding=longest) type data.bucket=50."),
     "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
-    "metric_for_best_model greater_is_better eval_on_start eval_delay save_safetensors save_only_model "
+    "eval_on_start eval_delay save_safetensors save_only_model "
     "overwrite_output_dir "
     "average_tokens_across_devices hub_strategy hub_token hub_private_repo ddp_timeout ddp_find_unused_parameters "
     "remove_unused_columns label_names prediction_loss_only dataloader_drop_last dataloader_pin_memory "

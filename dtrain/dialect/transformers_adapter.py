@@ -4,9 +4,9 @@ the names of a file for `trl sft` and `trl dpo`.
 
 from collections.abc import Mapping
 
-from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, carry_targets, positive
+from dtrain.dialect.axolotl_adapter import ALONE, CHANGED, DRAWN, WHOLE, carry_targets, positive
 from dtrain.dialect.ledger import Ledger, Rule, count, names, number
-from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
+from dtrain.dialect.rules import OFF, chosen, given, refused, says, switched, table, to, unneeded
 
 TRL = "TRL"
 """A class of TRL that the file does not name."""
@@ -52,10 +52,11 @@ def precision_section(ledger: Ledger, t: str, kind: str) -> None:
 def adapter_section(ledger: Ledger) -> None:
     """Translate peft's LoraConfig, or the arguments of TRL's ModelConfig."""
     if any(key.startswith("LoraConfig.") for key in ledger.leaves):
-        _lora(ledger, "LoraConfig.", dict(zip(NAMES, ("r", "target_modules"), strict=True)), (8, 8, 0.0))
         for name, rule in OF_PEFT.items():
-            ledger.settle(rule, f"LoraConfig.{name}", f"LoraConfig.{name}.**")
+            ledger.settle(given(rule), f"LoraConfig.{name}", f"LoraConfig.{name}.**")
+        _lora(ledger, "LoraConfig.", dict(zip(NAMES, ("r", "target_modules"), strict=True)), (8, 8, 0.0))
     elif ledger.get("use_peft") is True:
+        ledger.settle(given(ALONE), "lora_modules_to_save", "lora_target_parameters")
         _lora(ledger, "", {}, (16, 32, 0.05))
         ledger.settle(unneeded("covered by adapter"), "use_peft", "load_in_4bit", "use_bnb_nested_quant")
     elif ledger.get("load_in_4bit") is True or ledger.get("load_in_8bit") is True:
@@ -82,6 +83,7 @@ def _lora(ledger: Ledger, p: str, named: Mapping[str, str], defaults: tuple[int,
     ledger.imply({"adapter": word}, "there is an adapter of peft")
     rule = unneeded("covered by adapter") if on_command else says({"adapter": "dora"})
     ledger.settle(switched(rule, OFF), f"{p}use_dora")
+    ledger.settle(OFF, *[f"{p}use_rslora"] * (not ledger.get(f"{p}use_rslora")))
     rank, targets_key = (f"{p}{named.get(name, name)}" for name in NAMES)
     if ledger.get(f"{p}use_rslora"):
         why = "dtrain scales by alpha / rank, rsLoRA by alpha / sqrt(rank). Type adapter.alpha=<lora_alpha x sqrt(r)>."
@@ -112,24 +114,23 @@ def _targets(ledger: Ledger, p: str, key: str, on_command: bool) -> None:
         ledger.ask("adapter.targets", "[names of layers]")
 
 
-ALONE = lacking("beside an adapter no other parameter is trained. Leave it out, or type adapter=none to train all.")
 OF_PEFT: Mapping[str, Rule] = table(
     {
         "task_type inference_mode base_model_name_or_path revision auto_mapping peft_type": unneeded(
             "model=hf says it"
         ),
-        "bias": chosen({"none": OFF}, lacking("beside an adapter nothing is trained. Leave it out.")),
-        "init_lora_weights": chosen({True: unneeded("A is drawn as by peft and B is zero")}, REFUSED),
+        "bias": ALONE,
+        "init_lora_weights": DRAWN,
         "modules_to_save trainable_token_indices target_parameters": ALONE,
-        "use_rslora": OFF,
+        "rank_pattern alpha_pattern exclude_modules layer_replication lora_bias loftq_config loftq_config.** "
+        "corda_config corda_config.** eva_config eva_config.**": CHANGED,
     }
 )
 UNUSED = unneeded("only an adapter uses it")
 OF_MODEL: Mapping[str, Rule] = table(
     {
         "use_peft load_in_4bit load_in_8bit use_rslora use_dora use_bnb_nested_quant": OFF,
-        "lora_r lora_alpha lora_dropout lora_target_modules": UNUSED,
-        "lora_modules_to_save lora_target_parameters": given(ALONE),
+        "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save lora_target_parameters": UNUSED,
         "lora_task_type": unneeded("model=hf says it"),
         "bnb_4bit_quant_type bnb_4bit_quant_storage": unneeded("the base in 4 bits is NF4"),
     }

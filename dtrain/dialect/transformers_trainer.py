@@ -5,6 +5,7 @@ gives a run. Early stopping becomes `stop`; for everything else the word to type
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config import files
 from dtrain.dialect.callbacks import class_of, sections
 from dtrain.dialect.ledger import Ledger, Rule, count
 from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
@@ -14,8 +15,6 @@ SECTION = "Trainer"
 STOPPING = "EarlyStoppingCallback"
 PLACES = ("early_stopping_patience", "early_stopping_threshold")
 """Its arguments in their order."""
-LOSSES = ("loss", "eval_loss")
-"""Names of the evaluation loss."""
 
 
 def own_optimizer(ledger: Ledger, t: str) -> tuple[bool, bool]:
@@ -64,11 +63,14 @@ def trainer_section(ledger: Ledger, t: str) -> None:
 def _stop(ledger: Ledger, section: str, t: str) -> None:
     """Translate early stopping, which looks at `metric_for_best_model`, the evaluation loss by default."""
     key = f"{section}.init_args"
-    if ledger.get(f"{t}metric_for_best_model", "loss") not in LOSSES:
+    name = str(ledger.get(f"{t}metric_for_best_model", "loss")).removeprefix("eval_")
+    is_listed = name in files.groups()["metric"]
+    if name != "loss" and not is_listed:
         why = "Type stop.metric=eval_loss, eval_accuracy or eval_<name>, and stop.patience=<evaluations>."
         ledger.settle(refused(why), f"{section}.class_path", key, f"{key}.**")
         return
-    ledger.settle(says({"stop.metric": "eval_loss"}, "the evaluation loss"), f"{section}.class_path")
+    words = {"stop.metric": f"eval_{name}", **({"evaluate.metrics": [name]} if is_listed else {})}
+    ledger.settle(says(words, "metric_for_best_model"), f"{section}.class_path")
     for place, (name, rule) in enumerate(zip(PLACES, (to("stop.patience", count), to("stop.least")), strict=True)):
         ledger.settle(given(rule), f"{key}.{name}", f"{key}.args.{place}")
     ledger.imply({"stop.patience": 1}, f"default of {STOPPING}")

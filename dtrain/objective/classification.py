@@ -41,7 +41,7 @@ class Classification:
         if batch["targets"].is_floating_point():
             raise WordsError(
                 "objective=classification needs integer targets, but those of the data are floats. "
-                + (one_hot(batch["targets"]) or _whole(batch["targets"]) or "Type objective=regression.")
+                + (one_hot(batch["targets"]) or _fractions(batch["targets"]))
             )
         logits, targets = logits_of(outputs, self._losses), batch["targets"].long()
         if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
@@ -99,8 +99,12 @@ def one_hot(targets: Tensor) -> str:
     return "They look one-hot: write the number of the class instead, such as 2 for [0, 0, 1] (numpy's argmax(1))."
 
 
-def _whole(targets: Tensor) -> str:
-    """A sentence about fractions that are whole numbers; empty if they are others."""
-    if not (targets == targets.round()).all():
-        return ""
-    return "They are whole numbers written as fractions: write 1 instead of 1.0, or type objective=regression."
+def _fractions(targets: Tensor) -> str:
+    """A sentence about targets that are floats: one that is no class, or how whole numbers may have become floats."""
+    odd = targets[targets != targets.round()]
+    if len(odd):
+        return f"One of them is {odd[0].item():g}: correct it if it should be a class, or type objective=regression."
+    return (
+        "The ones in this batch are whole numbers: if all are, write 1 instead of 1.0; if not, correct the fraction or "
+        "the missing one among them, or type objective=regression."
+    )

@@ -140,7 +140,7 @@ def _default(config: Config, key: str) -> Any:
     value: Any = files.node(group, word) if word in files.groups().get(group, ()) else defaults().get(group)
     for name in rest[1:] if group in LISTS else rest:
         value = value.get(name) if isinstance(value, dict) else None
-    return value
+    return None if value == "???" else value
 
 
 def _set(holder: Any, path: list[str]) -> Any:

@@ -110,13 +110,16 @@ def already_finished(plan: Plan, *, say: bool) -> Result | None:
     if result and say:
         screen.say(
             f"already finished: {plan.out} has done {result.step} steps, loss {result.loss}. Type "
-            f"{_to_continue(result)} to continue, or out=<another place>."
+            f"{_to_continue(plan, result)} to continue, or out=<another place>."
         )
     return result
 
 
-def _to_continue(result: Result) -> str:
-    return f"stop.patience=<more than {result.stop['patience']}>" if result.stop else "steps=<more>"
+def _to_continue(plan: Plan, result: Result) -> str:
+    """The word that the run was ended by, which is epochs where those gave the steps."""
+    if result.stop:
+        return f"stop.patience=<more than {result.stop['patience']}>"
+    return "epochs=<more>" if "steps" in plan.why else "steps=<more>"
 
 
 def _measured(result: Result, name: str) -> str:

@@ -108,7 +108,7 @@ max_grad_norm=1.0 -> clip=1.0
 clipnorm=1.0 -> clip=1.0
 seed_everything=42 -> seed=42
 val_check_interval=100 -> evaluate.every=100
-val_check_interval=0.25 -> evaluate.every=<an integer >= 0, in steps>
+val_check_interval=0.25 -> evaluate.every=<0.25 x samples / batch>
 check_val_every_n_epoch=1 -> evaluate.every=<samples / batch>
 eval_steps=100 -> evaluate.every=100
 eval_strategy=no -> evaluate.every=0
@@ -116,7 +116,14 @@ evaluate.every=null -> evaluate.every=0
 checkpoint.every=null -> checkpoint.every=0
 save_steps=null -> checkpoint.every=0
 validation_split=0.1 -> data.holdout=0.1
+trainer.check_val_every_n_epoch=2 -> evaluate.every=<2 x samples / batch>
+every_n_epochs=5 -> checkpoint.every=<5 x samples / batch>
+saves_per_epoch=4 -> checkpoint.every=<samples / batch / 4>
+eval_steps=0.1 -> evaluate.every=<0.1 x steps>
+warmup_epochs=5 -> schedule.warmup=<5 x samples / batch>
 limit_train_batches=10 -> steps=<epochs x 10>
+trainer.limit_train_batches=0.5 -> steps=<epochs x 0.5 x samples / batch>
+limit_val_batches=0.5 -> evaluate.samples=<0.5 x held-out samples>
 fast_dev_run=true -> steps=2
 overfit_batches=1 -> data.holdout=0
 callbacks=early_stopping -> {EARLY}
@@ -124,11 +131,24 @@ early_stopping.patience=3 -> {EARLY}
 trainer=ddp -> strategy=ddp
 save_top_k=3 -> checkpoint.keep=3
 load_best_model_at_end=True -> checkpoint.best=eval_loss
+load_best_model_at_end=False -> Leave it out
+early_stopping=false -> Leave it out
+metric_for_best_model=accuracy -> checkpoint.best=eval_accuracy
+metric_for_best_model=f1 -> evaluate.metrics=[f1] checkpoint.best=eval_f1
+monitor=val_loss -> checkpoint.best=eval_loss
+greater_is_better=false -> checkpoint.best_is=lowest
+greater_is_better=true -> checkpoint.best_is=highest
+mode=max -> checkpoint.best_is=highest
 output_dir=runs/a -> out=runs/a
 save_folder=runs/a -> out=runs/a
 deepspeed=ds.json -> dtrain import ds.json to=mine.yaml
 zero_stage=3 -> strategy=zero3
 --offload_optimizer_device cpu -> strategy=fsdp strategy.offload=cpu
+zero_optimization.offload_optimizer.device=cpu -> strategy=fsdp strategy.offload=cpu
+zero_optimization.offload_param.device=cpu -> strategy=fsdp strategy.offload=cpu
+offload_optimizer.device=cpu -> strategy=fsdp strategy.offload=cpu
+bf16.enabled=true -> precision=bf16
+data=jsonl data.path=a.jsonl "data.targets=[y,z]" -> A row has one column of the target. Type data.targets=<column>
 reshard_after_forward=false -> strategy=fsdp strategy.reshard=never
 tensor_parallel_size=2 -> mesh.tp=2
 tp=2 -> mesh.tp=2
@@ -177,7 +197,7 @@ scheduler.warmup=10 -> schedule.warmup=10
 metrics=[accuracy] -> evaluate.metrics=[accuracy]
 cuda=true -> Leave it out
 momentum=0.9 -> has optim.momentum
-mode=min -> Leave it out
+mode=min -> checkpoint.best_is=lowest
 checkpoint=last -> {AGAIN}
 ema=true -> ema=0.999
 peft.r=8 -> adapter=lora adapter.rank=8
@@ -187,11 +207,13 @@ peft.r=8 -> adapter=lora adapter.rank=8
 """What is typed -> what the answer has."""
 FILLED = {
     "<steps without the warm-up>": "900", "<epochs x 10>": "30", "<samples / batch>": "30", "<1e-5 / optim.lr>": "0.1", "<another word>": "1e-3",
-    "<an integer >= 0, in steps>": "30", "<host>,<host>": "a,b", "<host>:<port>": "host:29500", "<folder of class folders>": "{folder}/images",
+    "<0.25 x samples / batch>": "8", "<2 x samples / batch>": "60", "<5 x samples / batch>": "150", "<samples / batch / 4>": "8",
+    "<0.1 x steps>": "10", "<epochs x 0.5 x samples / batch>": "30", "<0.5 x held-out samples>": "50", "<host>,<host>": "a,b", "<host>:<port>": "host:29500", "<folder of class folders>": "{folder}/images",
     "<its name at Hugging Face, or its folder>": "{folder}/bert", "<its folder after save_to_disk>": "{folder}/rows", "<column>": "label", "<weights>": "{folder}/w.safetensors",
     "<its file or name>": "digits", "<its folder>": "{folder}/run", "<beta1>": "0.9", "<auto, never, must>": "auto",
 }  # fmt: skip
 BESIDE = {
+    "checkpoint.best_is=lowest": "checkpoint.best=eval_loss", "checkpoint.best_is=highest": "checkpoint.best=eval_accuracy model=mlp data=synthetic objective=classification", "checkpoint.best=eval_accuracy": "model=mlp data=synthetic objective=classification", "data.targets": "data=jsonl data.path={folder}/rows.jsonl",
     "epochs": "data=synthetic", "recipe": "recipe=digits", "data.workers": "data.path={folder}/images", "launcher": "nodes=2", "objective": "model=mlp data=synthetic",
     "mesh.tp": "devices=2", "accumulate": "batch=32", "adapter": "init={folder}/run", "evaluate.metrics": "model=mlp data=synthetic objective=classification", "microbatch": "batch=32", "model": "data=synthetic", "sweep.out": "-m",
 }  # fmt: skip
@@ -217,7 +239,11 @@ def typed(words: str, folder: Path) -> list[str]:
     given = [word for word in words.replace("with", " ").split() if re.match(r"[a-z_.]+=", word)]
     keys = {word.split("=")[0] for word in given}
     beside = [
-        more for key, mores in BESIDE.items() if key in keys for more in mores.split() if more.split("=")[0] not in keys
+        more
+        for key, mores in BESIDE.items()
+        if key in {*keys, *given}
+        for more in mores.split()
+        if more.split("=")[0] not in keys
     ]
     return [
         word.replace("{folder}", str(folder))

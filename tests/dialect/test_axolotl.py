@@ -48,7 +48,8 @@ def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:
 
 def test_qlora_is_asked_for_and_what_is_left_is_typed() -> None:
     read = example("axolotl_qlora_fsdp.yaml")
-    assert not [word for word in read.words if word.startswith(("adapter", "optim", "schedule", "data"))]
+    of_groups = ("adapter", "optim", "schedule", "data")
+    assert [word for word in read.words if word.startswith(of_groups)] == ["schedule.warmup"]
     assert read.words["strategy.offload"] == "cpu"
     assert read.words["model.name"] == "NousResearch/Llama-2-7b-hf"
     assert read.command["optim.lr"] == "<0.0002 with paged_adamw_8bit>"

@@ -63,9 +63,10 @@ def test_the_layers_and_numbers_are_those_of_peft(keys: dict[str, Any], tmp_path
 
 def test_dora_of_all_linear_layers() -> None:
     read = example("axolotl_dpo_dora.yaml")
-    assert words(read) == {"adapter": "dora", "rank": 8, "alpha": 16, "targets": None}
+    assert "adapter" in read.asked and "adapter=dora" in read.told("refused")["adapter"]
     assert "no other parameter" in read.told("refused")["lora_modules_to_save"]
-    assert "optim.lr_of" in read.told("refused")["loraplus_lr_ratio"]
+    assert (read.command["adapter.rank"], read.command["adapter.targets"]) == (8, "null")
+    assert read.words["optim.lr_of"] == {"lora_B": 8e-5}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_dora_of_all_linear_layers() -> None:
         ({"lora_target_modules": "model.*[qv]_proj"}, "regular expression", {"adapter.targets"}),
         ({"peft_layers_to_transform": [0, 1]}, "layers.<number>", {"adapter.targets"}),
         ({"lora_target_linear": True, "lora_target_modules": ["lm_head"]}, "of the blocks", {"adapter.targets"}),
-        ({"lora_rank_pattern": {"q_proj": 4}}, "does not have it", set()),
+        ({"lora_rank_pattern": {"q_proj": 4}}, "does not have it", {"adapter"}),
         ({"lora_r": None, "lora_dropout": None}, "", {"adapter.rank"}),
     ],
 )

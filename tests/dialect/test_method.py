@@ -67,6 +67,18 @@ def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingA
         ({"trainer": {"max_steps": 9, "devices": 2}}, "batch"),
         (trainer("compute_loss_func=mine"), "objective"),
         (trainer("model=made()"), "model"),
+        (trainer("train_dataset=rows", "max_steps=9, label_smoothing_factor=0.1"), "objective"),
+        (trainer("train_dataset=rows", "max_steps=9, neftune_noise_alpha=5"), "objective"),
+        (trainer("train_dataset=rows", "max_steps=9, lr_scheduler_type='linear', lr_scheduler_kwargs={'power': 2}"), "schedule"),
+        (trainer("train_dataset=rows", "max_steps=9, rpo_alpha=1.0, beta=0.3", "DPOConfig"), "objective objective.beta"),
+        ({**AXOLOTL, "rl": "dpo", "rl_beta": 0.3, "rpo_alpha": 1.0}, "objective objective.beta"),
+        ({**AXOLOTL, "noisy_embedding_alpha": 5}, "objective"),
+        *(({**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, **more}, "adapter")
+          for more in ({"lora_modules_to_save": ["lm_head"]}, {"lora_rank_pattern": {"q_proj": 4}}, {"peft_init_lora_weights": "pissa"})),
+        *((f"from peft import *\n{trainer('train_dataset=rows')}LoraConfig(r=8, target_modules='all-linear', {more})\n", "adapter")
+          for more in ("bias='all'", "modules_to_save=['lm_head']", "init_lora_weights='pissa'", "init_lora_weights=False", "rank_pattern={'q_proj': 4}")),
+        ({**SFT, "use_peft": True, "lora_target_modules": "all-linear", "lora_modules_to_save": ["lm_head"]}, "adapter"),
+        ({"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"warmup_num_steps": 9}}}, "schedule schedule.warmup"),
         ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup schedule.decay"),
     ],
 )  # fmt: skip
@@ -116,6 +128,11 @@ def test_what_another_choice_does_not_take_is_no_longer_asked_for(tmp_path: Path
          {"adapter": "qlora", "adapter.double": False, "adapter.rank": 16, "adapter.alpha": 32, "adapter.dropout": 0.05, "adapter.targets": None, "precision": "bf16"}),
         ({**SFT, "use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj"], "dtype": "bfloat16"}, {"adapter": "lora", "adapter.rank": 4, "adapter.targets": ["q_proj"], "precision": "bf16"}),
         ({**SFT, "lora_r": 4, "use_peft": False}, {"adapter": None}),
+        ({**SFT, "lr_scheduler_type": "cosine_with_restarts", "warmup_steps": 500}, {"schedule.warmup": 500, "schedule": None}),
+        ({**AXOLOTL, "lr_scheduler": "one_cycle", "warmup_steps": 5}, {"schedule.warmup": 5, "schedule": None}),
+        ({**TUNE, "lr_scheduler": {"_component_": "my.schedule", "num_warmup_steps": 5}}, {"schedule.warmup": 5, "schedule": None}),
+        ({**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "loraplus_lr_ratio": 16},
+         {"adapter": "lora", "optim.lr_of": {"lora_B": 0.0016}}),
     ],
 )  # fmt: skip
 def test_what_a_tool_fills_in_is_in_the_recipe(written: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
@@ -124,15 +141,26 @@ def test_what_a_tool_fills_in_is_in_the_recipe(written: dict[str, Any], words: d
 
 
 @pytest.mark.parametrize(
-    ("metric", "figure"),
-    [(None, "eval_loss"), ("accuracy", "eval_accuracy"), ("eval_f1", "eval_f1"), ("loss", "eval_loss")],
+    ("metric", "higher", "words"),
+    [
+        (None, None, {"checkpoint.best": "eval_loss"}),
+        ("eval_loss", False, {"checkpoint.best": "eval_loss", "checkpoint.best_is": "lowest"}),
+        ("f1", True, {"evaluate.metrics": ["f1"], "checkpoint.best": "eval_f1", "checkpoint.best_is": "highest"}),
+        ("eval_accuracy", None, {"evaluate.metrics": ["accuracy"], "checkpoint.best": "eval_accuracy"}),
+        ("rouge", None, {}),
+    ],
 )
-def test_the_best_checkpoint_is_that_of_the_metric(metric: str | None, figure: str, tmp_path: Path) -> None:
-    given = f"max_steps=9, load_best_model_at_end=True, metric_for_best_model={metric!r}"
-    told = read(tmp_path, trainer("train_dataset=rows", given)).told("refused")
-    assert f"checkpoint.best={figure}" in told["TrainingArguments.load_best_model_at_end"]
-    axolotl = read(tmp_path, {**AXOLOTL, "load_best_model_at_end": True, "metric_for_best_model": metric})
-    assert f"checkpoint.best={figure}" in axolotl.told("refused")["load_best_model_at_end"]
+def test_the_best_checkpoint_is_that_of_the_metric(
+    metric: str | None, higher: bool | None, words: dict[str, Any], tmp_path: Path
+) -> None:
+    given = f"max_steps=9, load_best_model_at_end=True, metric_for_best_model={metric!r}, greater_is_better={higher}"
+    args = {"load_best_model_at_end": True, "metric_for_best_model": metric, "greater_is_better": higher}
+    for found in (read(tmp_path, trainer("train_dataset=rows", given)), read(tmp_path, {**AXOLOTL, **args})):
+        best = {word: each for word, each in found.words.items() if word.startswith(("evaluate.m", "checkpoint.b"))}
+        assert best == words
+        if not words:
+            typed = "checkpoint.best=eval_rouge checkpoint.best_is=highest"
+            assert any(typed in why for why in found.told("refused").values()) and "checkpoint.best" in found.asked
 
 
 TABLES = {

@@ -31,7 +31,9 @@ def test_early_stopping_is_a_word(tmp_path: Path) -> None:
     assert not read.told("refused")
     assert script(tmp_path, "callbacks=[EarlyStoppingCallback()]").words["stop.patience"] == 1
     assert script(tmp_path, "callbacks=[EarlyStoppingCallback(7)]").words["stop.patience"] == 7
-    other = script(tmp_path, given, of_args="metric_for_best_model='f1'")
+    listed = script(tmp_path, given, of_args="metric_for_best_model='f1'").words
+    assert (listed["stop.metric"], listed["evaluate.metrics"], listed["stop.patience"]) == ("eval_f1", ["f1"], 4)
+    other = script(tmp_path, given, of_args="metric_for_best_model='rouge'")
     assert "stop.patience" not in other.words
     assert "Type stop.metric=" in other.told("refused")["Trainer.callbacks.0.class_path"]
 

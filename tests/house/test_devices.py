@@ -185,7 +185,7 @@ WAITS_FOR = {
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "evaluation/whole.py:weights", "evaluation/whole.py:_gathered", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",
     ),
-    "a message, for which the run ends": ("objective/classification.py:one_hot", "objective/classification.py:_whole"),
+    "a message, for which the run ends": ("objective/classification.py:one_hot", "objective/classification.py:_fractions"),
     "predictions on the CPU of an executor": ("spark.py:predictions",),
 }  # fmt: skip
 CUDA = {

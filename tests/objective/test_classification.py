@@ -59,8 +59,9 @@ def test_labels_in_another_form_are_told() -> None:
     for targets, sentence in (
         (torch.tensor([[0, 0, 1], [1, 0, 0]]), "They look one-hot: write the number of the class"),
         (torch.tensor([[0.0, 0, 1], [1, 0, 0]]), "They look one-hot"),
-        (torch.tensor([0.0, 2.0]), "whole numbers written as fractions: write 1 instead of 1.0"),
-        (torch.tensor([0.5, 2.0]), "Type objective=regression."),
+        (torch.tensor([0.0, 2.0]), "The ones in this batch are whole numbers: if all are, write 1 instead of 1.0"),
+        (torch.tensor([0.0, 1.5, 1.0]), "One of them is 1.5: correct it"),
+        (torch.tensor([0.0, float("nan")]), "One of them is nan: correct it"),
     ):
         with pytest.raises(WordsError) as error:
             Classification().loss(torch.randn(2, 3), {"inputs": None, "targets": targets})

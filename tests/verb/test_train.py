@@ -10,6 +10,8 @@ from dtrain.launcher import apart
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.resolve import resolve
+from dtrain.result import Result
+from dtrain.verb import train
 from dtrain.verb.train import before
 
 
@@ -29,3 +31,13 @@ def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypa
     monkeypatch.setattr(apart, "_known", {apart._key(own): {}})
     monkeypatch.setattr(apart, "shapes_of", lambda plan: shapes)
     assert "not predicted" not in before(own)
+
+
+@pytest.mark.parametrize("word", ["epochs=2", "steps=9"])
+def test_a_finished_run_goes_on_by_the_word_that_ended_it(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = resolve(compose([word, "model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2))
+    monkeypatch.setattr(train, "finished", lambda plan: Result("finished", plan.steps, 0.5, 1.0))
+    assert train.already_finished(plan, say=True)
+    assert f"Type {word.split('=')[0]}=<more> to continue" in capsys.readouterr().out

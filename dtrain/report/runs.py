@@ -210,7 +210,8 @@ def _unended(url: str, status: str) -> str:
         return "running" if state == "held" else "elsewhere"
     if has_failed:
         return "failed"
-    return "died" if status else NEVER
+    ended = "died" if state == "left" else "interrupted"  # what is killed gives no lease back
+    return ended if status else NEVER
 
 
 # changed words

@@ -25,6 +25,8 @@ STOP_SIGNALS = (
     *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN),
 )
 REPORT = signal.SIGUSR2
+PASSED_ON = "asked"
+"""A file among the reports of ranks to which their launcher has passed a signal on."""
 ENDING_SECONDS, GIVE_BACK_SECONDS, CHECK_SECONDS = 3.0, 2.0, 0.05
 """Seconds that a process with nothing to save has to clean up, then for its lease, and between two checks."""
 SAME_REQUEST_SECONDS = 1.0

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -92,6 +93,12 @@ def note(number: int) -> bool:
     )
     _received.append((number, now))
     return repeated
+
+
+def note_passed_on(reports: Path) -> None:
+    """Have the ranks of a launcher tell a request that it passes on from one that a rank alone gets."""
+    with contextlib.suppress(OSError):  # they name a rank
+        (reports / PASSED_ON).touch()
 
 
 def listen(*, forwarded: bool = False) -> None:

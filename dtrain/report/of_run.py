@@ -73,8 +73,8 @@ def seconds(events: Sequence[Mapping[str, Any]]) -> float | None:
         if event.get("event") == "built" and times:
             total, times = total + times[-1] - times[0], []
         times.append(event["time"])
-        if FINITE.holds(told := event.get("wall_seconds")):
-            total, times = told, times[-1:]
+        if FINITE.holds(event.get("wall_seconds")):
+            total, times = event["wall_seconds"], times[-1:]
     return total + max(times) - min(times) if times else None
 
 

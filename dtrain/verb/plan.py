@@ -89,7 +89,7 @@ def _absent(plan: Plan) -> Iterator[str]:
 
 
 def _lacking(plan: Plan) -> list[str]:
-    """What a run on this machine would refuse in the checkpoint that it begins with: the plan needs no weights."""
+    """Problems of the checkpoint that a run on this machine begins with, which the plan itself does not need."""
     if not (plan.init or plan.fork) or "cluster" not in plan.why:
         return []
     from dtrain.launcher import preflight  # it reads weights of others

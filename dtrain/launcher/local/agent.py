@@ -181,8 +181,7 @@ class Agent:
     def _stop(self, *, number: int) -> None:
         """Ranks ignore SIGINT where what started this node does."""
         self._asked = True
-        with contextlib.suppress(OSError):  # the ranks then name one of them
-            (self._reports / signals.PASSED_ON).touch()
+        signals.note_passed_on(self._reports)
         for pid in self._ranks:
             os.kill(pid, number if number in signals.STOP_SIGNALS else signal.SIGUSR1)
 

@@ -122,7 +122,8 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
     checkpoint of a run (`<run>/best`), or of a checkpoint: with the newest weights, on the CPU, in evaluation mode.
 
     `model`, `data`: those that were passed to `run`, which get the arguments that the run had; the data is read only if
-    the model takes its sizes from it. Raises StoreError if there is no checkpoint.
+    the model takes its sizes from it. `words` are those of the command line: dtrain.load("runs/a", "trust=[mypkg]") for
+    classes of a package. Raises StoreError if there is no checkpoint.
     """
     url, root = _checkpoint(source, words)
     with _given(words, _passed(model=model, data=data), root) as all_words:

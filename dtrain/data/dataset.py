@@ -329,8 +329,8 @@ def _remedy(dataset: Any) -> str:
     if isinstance(dataset, DataLoader):
         return "Give the dataset it reads from; set batches, order and processes with batch=, seed= and data.workers=."
     return (
-        "A stream cannot be resumed in its middle on another mesh: give its items an index, or write them to files "
-        "for data=text or data=tokens."
+        "A stream cannot be resumed in its middle on another mesh: give its items an index, write them to files, or "
+        "type data=stream data.stream._target_=<a function that returns it>."
     )
 
 

@@ -23,7 +23,7 @@ from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
 from dtrain.weights import names, plain
-from dtrain.weights.owner import resized
+from dtrain.weights.owner import key_of, resized
 from dtrain.weights.place import is_ours, open_at
 
 FEWEST_FILES, TASKS = 32, 16
@@ -59,6 +59,11 @@ def missing(plan: Plan) -> list[str]:
     """One sentence for each problem; nothing is written."""
     checks = OF_RUN if fact(plan.launcher, "where") == "elsewhere" else (*OF_NODE, *OF_RUN)
     return [problem for each in checks for problem in each(plan)]
+
+
+def begins(plan: Plan) -> list[str]:
+    """The same for the checkpoint that a run begins with, if that is on this machine."""
+    return [*_source(plan)] if store.is_local(plan.fork or plan.init or "") and store.is_local(plan.out) else []
 
 
 def on_node(plan: Plan) -> list[str]:
@@ -328,7 +333,9 @@ def _source(plan: Plan) -> Iterable[str]:
         elif plan.init_names is not None:
             yield f"init_names: {cut(url, LONGEST)} is a run of dtrain, with the names of its own model. Leave it out."
     except StoreError as error:
-        yield f"{key}={cut(url, LONGEST)}: {error}"
+        own = key_of(plan.model, url)
+        more = f". Type model.weights=random to begin with random weights, or {own}=<a folder with weights>."
+        yield f"{own or key}={cut(url, LONGEST)}: {error}{more * bool(own)}"
 
 
 def _foreign(plan: Plan, url: str) -> Iterable[str]:

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,8 +26,10 @@ STOP_SIGNALS = (
     *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN),
 )
 REPORT = signal.SIGUSR2
-ENDING_SECONDS, CHECK_SECONDS = 3.0, 0.05
-"""Seconds that a process with nothing to save has to clean up, and between two checks of it."""
+PASSED_ON = "asked"
+"""A file among the reports of ranks to which their launcher has passed a signal on."""
+ENDING_SECONDS, GIVE_BACK_SECONDS, CHECK_SECONDS = 3.0, 2.0, 0.05
+"""Seconds that a process with nothing to save has to clean up, then for its lease, and between two checks."""
 SAME_REQUEST_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one request: a scheduler signals every process, and the launcher forwards
 its own. A second Ctrl-C always counts, a second SIGHUP never: the shell and the kernel both send one.
@@ -90,6 +93,12 @@ def note(number: int) -> bool:
     )
     _received.append((number, now))
     return repeated
+
+
+def note_passed_on(reports: Path) -> None:
+    """Have the ranks of a launcher tell a request that it passes on from one that a rank alone gets."""
+    with contextlib.suppress(OSError):  # they name a rank
+        (reports / PASSED_ON).touch()
 
 
 def listen(*, forwarded: bool = False) -> None:
@@ -223,9 +232,26 @@ def _outlast(mine: object) -> None:
 
 
 def _end_now() -> None:
+    _give_back()
     with contextlib.suppress(OSError):  # the terminal may be gone
         os.write(2, f"dtrain: {_ended[0]}\n".encode())
     os._exit(_ended[0].exit_code)
+
+
+def _give_back() -> None:
+    """Release the leases of this process, in another thread: the code that the signal interrupted may hold locks."""
+    lease, done = sys.modules.get("dtrain.storage.lease"), list[bool]()
+
+    def act(give_back: Callable[[], None]) -> None:
+        with contextlib.suppress(Exception):
+            give_back()
+        done.append(True)
+
+    if lease:
+        _thread.start_new_thread(act, (lease.give_back,))
+        deadline = time.monotonic() + GIVE_BACK_SECONDS
+        while not done and time.monotonic() < deadline:
+            time.sleep(CHECK_SECONDS)
 
 
 def _enforce(mine: object, number: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from dtrain.config import environment
 from dtrain.errors import Status
 from dtrain.lifecycle import signals
+from dtrain.lifecycle.unwatched import reports
 from dtrain.mesh import Mesh
 
 AGREE_SECONDS = 0.25
@@ -66,17 +67,26 @@ class StopSignal:
     def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
         is_late = self._until is not None and time.monotonic() > self._until
         mine = signals.stop_request() or TIME_IS_UP * is_late
-        code = mine * mesh.world + mesh.rank
+        places = mesh.world + 1
+        code = mine * places + (mesh.world if mine and _is_for_all(mesh) else mesh.rank)
         if mesh.world > 1:
             if not pace.due():
                 return False
             code, fewest = map(int, mesh.max(torch.tensor([float(code), -pace.turns(AGREE_SECONDS)])).tolist())
             pace.wait(-fewest)
-        reason, rank = divmod(code, mesh.world)
+        reason, rank = divmod(code, places)
         if reason:
             self.status = "interrupted" if reason == signal.SIGINT else "preempted"
-            self.cause = "the time limit" if reason == TIME_IS_UP else f"{signal.Signals(reason).name} to rank {rank}"
+            name = "the time limit" if reason == TIME_IS_UP else signal.Signals(reason).name
+            is_of_one = reason != TIME_IS_UP and rank < mesh.world
+            self.cause = f"{name} to rank {rank}" if is_of_one else name
         return reason > 0
+
+
+def _is_for_all(mesh: Mesh) -> bool:
+    """Whether a signal is for the whole run: this is its only rank, or the launcher passed it on."""
+    folder = reports()
+    return mesh.world == 1 or (folder is not None and (folder / signals.PASSED_ON).is_file())
 
 
 class Pace:

@@ -37,6 +37,8 @@ DEEPEST, MOST = 3, 200
 """Levels of folders with recipes, and files that are looked at."""
 OURS = {"defaults", "recipe", *(field.name for field in fields(Schema))}
 """Top-level keys of a recipe."""
+RUN, PLAN = "config.yaml", "plan.yaml"
+"""The recipe of a run, and the file beside it that tells a run."""
 
 
 def beside() -> dict[str, Path]:
@@ -68,10 +70,10 @@ def home_of(package: str) -> Path | None:
 
 def in_folder(folder: Path) -> Path:
     """The recipe in a folder: config.yaml of a run, or else the only one. Raises WordsError."""
-    if (folder / "config.yaml").is_file():
-        return folder / "config.yaml"
+    if (folder / RUN).is_file():
+        return folder / RUN
     levels = (folder.glob(f"{'*/' * depth}*.y*ml") for depth in range(DEEPEST))
-    paths = [path for level in levels for path in islice(level, MOST) if not (path.parent / "plan.yaml").exists()]
+    paths = [path for level in levels for path in islice(level, MOST) if not (path.parent / PLAN).exists()]
     contents = dict[str, bytes]()
     for path in paths:
         with suppress(OSError), path.open("rb") as file:
@@ -90,7 +92,7 @@ def in_zip(name: str) -> tuple[str, str] | None:
             names = ", ".join(_recipes(contents)[:MOST]) or "no recipe"
             raise WordsError(f"recipe={cut(masked(name))}: the zip file holds no {cut(match[2])}. It has {names}.")
         return match[1], match[2]
-    return match[1], _only(_recipes(contents), match[1], "a zip file")
+    return match[1], RUN if RUN in contents else _only(_recipes(contents), match[1], "a zip file")
 
 
 @cache
@@ -107,8 +109,10 @@ def unpacked(url: str) -> tuple[str, Mapping[str, bytes]]:
             tops = {entry.filename.partition("/")[0] for entry in entries}
             top = f"{tops.pop()}/" if len(tops) == 1 else ""
             named = {entry.filename.removeprefix(top): entry for entry in entries if entry.file_size <= LARGEST}
-            near = [name for name in named if name.endswith(ENDS) and name.count("/") < DEEPEST][:MOST]
-            return sha256(data).hexdigest(), {name: _read(file, named[name]) for name in near}
+            near = [name for name in named if name.endswith(ENDS) and name.count("/") < DEEPEST]
+            runs = {_folder(name) for name in near if name.endswith(f"/{PLAN}")}
+            near.sort(key=lambda name: (_folder(name) in runs, not name.endswith(PLAN)))
+            return sha256(data).hexdigest(), {name: _read(file, named[name]) for name in near[:MOST]}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # RuntimeError: it is encrypted
         raise WordsError(f"recipe={masked(url)}: not a zip file that can be read: {error}.") from error
 
@@ -120,9 +124,15 @@ def _read(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 
 def _recipes(contents: Mapping[str, bytes]) -> list[str]:
-    """The paths of recipes among YAML files: mappings whose keys are words."""
+    """The paths of recipes among YAML files, without those of runs: mappings whose keys are words."""
     shown = [name for name in sorted(contents) if not name.startswith(".") and "/." not in name]
+    shown = [name for name in shown if f"{_folder(name)}{PLAN}" not in contents]
     return [name for name in shown if name != str(files.FILE) and _is_recipe(contents[name])]
+
+
+def _folder(name: str) -> str:
+    """The folder of a file, with its slash."""
+    return name[: name.rfind("/") + 1]
 
 
 def _is_recipe(data: bytes) -> bool:

@@ -63,9 +63,19 @@ def commands(url: str) -> list[tuple[str, str]]:
 
 
 def seconds(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """The wall time of a run, from its first event to its last."""
-    times = [event["time"] for event in events if FINITE.holds(event.get("time"))]
-    return max(times) - min(times) if times else None
+    """The wall time of a run, without the time between its starts: what its newest end tells, and from the first event
+    of each later start to its last.
+    """
+    total, times = 0.0, list[float]()
+    for event in events:
+        if not FINITE.holds(event.get("time")):
+            continue
+        if event.get("event") == "built" and times:
+            total, times = total + times[-1] - times[0], []
+        times.append(event["time"])
+        if FINITE.holds(event.get("wall_seconds")):
+            total, times = event["wall_seconds"], times[-1:]
+    return total + max(times) - min(times) if times else None
 
 
 def _group(name: str, held_out: Iterable[str]) -> str:

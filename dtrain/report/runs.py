@@ -204,13 +204,16 @@ def _unended(url: str, status: str) -> str:
     try:
         state, _ = lease.holder(url)
         has_failed = status == "failed" or store.exists(store.join(url, "failure.json"))
+        was_released = state == "free" and bool(store.children(store.join(url, "lease")))
     except StoreError:
         return "unknown"
     if state in ("held", "unknown"):
         return "running" if state == "held" else "elsewhere"
     if has_failed:
         return "failed"
-    return "died" if status else NEVER
+    if not status:
+        return NEVER
+    return "interrupted" if was_released else "died"  # what is killed gives no lease back
 
 
 # changed words

@@ -92,7 +92,7 @@ def _trained(part: Mapping[str, Any], whole: int) -> int:
     """Samples of `whole` that are not held out, as the data itself divides them."""
     holdout = part.get("holdout")
     apart = part.get("holdout_dataset") is not None or part.get("holdout_path") is not None
-    if apart or not isinstance(holdout, int | float) or not holdout:
+    if apart or not isinstance(holdout, int | float) or not holdout or whole < 1:
         return whole
     return whole - min(max(1, round(whole * holdout)), whole - 1)
 
@@ -102,7 +102,9 @@ def _length_of(given: Any) -> int:
     try:
         return len(given)
     except Exception as error:  # of the user's own code
-        raise PreflightError(f"{type(given).__name__} has no length ({first_line(error)}).") from error
+        stream = " For a stream type data=stream data.stream._target_=<a function that returns it>."
+        more = stream * hasattr(given, "__iter__")
+        raise PreflightError(f"{type(given).__name__} has no length ({first_line(error)}).{more}") from error
 
 
 def _opened(part: Mapping[str, Any], trust: Sequence[str]) -> int:

@@ -33,6 +33,8 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
             f"epochs={config.epochs:g}: the samples cannot be counted: {str(error).rstrip('.')}. Or type steps="
             f"<{config.epochs:g} x its training samples / {batch}>, which needs no count."
         ) from error
+    if samples < 1:
+        raise WordsError(f"epochs={config.epochs:g}: {where} is 0, so there is nothing to train on.")
     number = math.ceil(Fraction(str(config.epochs)) * samples / batch)  # of floats, 0.1 x 30 / 3 may be above 1
     draft["why"]["steps"] = (
         f"{number} (auto: epochs={config.epochs:g} x {samples} samples to train on / batch={batch}, rounded up; "

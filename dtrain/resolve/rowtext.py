@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from dtrain import secrets
 from dtrain.config.facts import about
 from dtrain.config.schema import Config
-from dtrain.errors import PreflightError, StoreError
+from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.resolve.unknown import UNKNOWN
 
 ROWS = ("csv", "jsonl", "parquet", "hf")
@@ -35,4 +36,21 @@ def padded(config: Config) -> tuple[Config, list[str]]:
     try:
         return replace(config, data={**data, "pad": rowtext.padding(name)}), []
     except (PreflightError, StoreError) as error:
-        return config, [str(error)]
+        return config, [str(error), *_column(data)]
+
+
+def _column(data: Any) -> list[str]:
+    """The problem with the column of text, as far as the first of local files tells."""
+    from dtrain.storage import rowfile, rowindex, store
+
+    try:
+        path = secrets.opened(data["path"])
+        reader = rowfile.reader_of(data, path, about(data)["files"])
+        url = reader.found(path)[0]
+        if store.is_local(url):
+            rowindex.column(data["inputs"], reader.names(url), f"data.path={url}")
+    except (PreflightError, StoreError):  # told where the files are read
+        return []
+    except WordsError as error:
+        return [*error.problems]
+    return []

@@ -95,7 +95,7 @@ def listed_at(source: str) -> list[Attempt]:
     files = {} if STEP.fullmatch(source.rstrip("/").split("/")[-1]) else store.sizes(source)
     if any(file == COMMIT or file.endswith(".safetensors") for file in files):
         return [_attempt(source.rstrip("/"), files)]
-    return _below(source, levels=1)
+    return [one for one in _below(source, levels=1) if one.is_committed or ATTEMPT.fullmatch(one.name)]
 
 
 def best_at(name: str) -> Attempt | None:

@@ -75,7 +75,8 @@ def hold(out: str, key: str = "out") -> Iterator[int]:
 def give_back() -> None:
     """Release all leases of this process, which is about to end."""
     for out, token, record in list(_leases.values()):
-        _release(out, token, record)
+        if record["pid"] == os.getpid():  # a fork has those of its parent
+            _release(out, token, record)
 
 
 def _release(out: str, token: int, record: Record) -> None:

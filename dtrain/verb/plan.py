@@ -67,7 +67,8 @@ def run(words: Sequence[str]) -> int:
             )
         )
         return 0
-    missing = [("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)]
+    unmet = [*requires.unmet(config, cluster), *_lacking(plan)]
+    missing = [("not here", screen.on_one_line(sentence)) for sentence in unmet]
     screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing]))
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
@@ -85,6 +86,15 @@ def _absent(plan: Plan) -> Iterator[str]:
         for path in [asked] if isinstance(asked, str) else asked or []:
             if path != "stdlib" and store.is_local(path) and not (store.exists(path) or store.find(path)):
                 yield f"{place}.path={cut(path)}: no file is there."
+
+
+def _lacking(plan: Plan) -> list[str]:
+    """Problems of the checkpoint that a run on this machine begins with, which the plan itself does not need."""
+    if not (plan.init or plan.fork) or "cluster" not in plan.why:
+        return []
+    from dtrain.launcher import preflight  # it reads weights of others
+
+    return preflight.begins(plan)
 
 
 def _sweep(words: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from dtrain.config.facts import about
 from dtrain.errors import DtrainError, StoreError
 from dtrain.planned import Part
 from dtrain.secrets import screen
@@ -104,11 +105,18 @@ def configuration(name: str) -> Mapping[str, Any]:
     return read if isinstance(read, Mapping) else {}
 
 
+def key_of(part: Part, url: str) -> str:
+    """The key by which a model names `url` as the place of its pretrained weights; empty if it does not."""
+    name = about(part).get("weights_at")
+    is_own = name and part.get("weights") == "pretrained" and hub.place(str(part.get(name))) == url
+    return f"model.{name}" if is_own else ""
+
+
 def resized(part: Part, url: str, config: Mapping[str, Any]) -> list[str]:
     """A sentence for each size of `model.config` that is not the one of the pretrained weights, by the `config` beside
     them.
     """
-    if part.get("weights") != "pretrained" or hub.place(str(part.get("name"))) != url:
+    if not key_of(part, url):
         return []
     asked: Mapping[str, Any] = part.get("config") or {}
     return [

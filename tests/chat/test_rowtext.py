@@ -129,7 +129,9 @@ def test_what_does_not_go_with_text_is_told(folder: Path, tmp_path: Path) -> Non
     )
     assert "reads one column of text. Type data.inputs=<its name>" in told("data.inputs=null")
     assert "type data=text" in told("data.packing=pack", "data.sequence=8", format="jsonl")
-    assert "there is no tokenizer.json" in told(f"data.tokenizer={tmp_path}")
+    both = told(f"data.tokenizer={tmp_path}", "data.inputs=txt")
+    assert "there is no tokenizer.json" in both and "has no column txt. Did you mean text?" in both
+    assert "no column" not in told(f"data.tokenizer={tmp_path}")
     assert "data.sequence=8 is longer than data.length=4" in told("data.sequence=8", "data.length=4")
     assert "names of classes (negative, neutral, positive)" in told("objective=regression")
     assert "data.sequence=8 is the most tokens of a row of text" in told("data.sequence=8", "data.tokenizer=null")

@@ -114,7 +114,7 @@ def test_a_row_of_which_two_entries_are_named_has_parts() -> None:
 
 
 def test_what_is_not_map_style_is_refused() -> None:
-    with pytest.raises(WordsError, match=r"generator is not map-style.*give its items an index"):
+    with pytest.raises(WordsError, match=r"generator is not map-style.*give its items an index.*data=stream"):
         Dataset(x for x in range(3))
     with pytest.raises(WordsError, match=r"DataLoader is not map-style.*Give the dataset it reads from"):
         Dataset(DataLoader(Squares()))

@@ -11,6 +11,7 @@ import torch
 from launching import plan_of
 from safetensors.torch import load_file, save_file
 
+from dtrain.__main__ import main
 from dtrain.cluster import network
 from dtrain.launcher import preflight
 
@@ -48,6 +49,25 @@ def test_a_size_that_pretrained_weights_do_not_have_is_told_with_what_to_type(tm
     )
     for other in ("model.weights=random", "model.config={vocab_size: 500}"):
         assert not any("model.config" in each for each in preflight.missing(plan_of(tmp_path / "out", *words, other)))
+
+
+def test_a_model_whose_folder_has_no_weights_is_told_by_the_word_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    sizes = {"vocab_size": 256, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    Path("tiny/config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    words = ["objective=next_token", "model=hf", "model.name=tiny", "data=synthetic", "data.sequence=16"]
+    sentence = (
+        "model.name=tiny: cannot find a checkpoint in tiny: it holds config.json. Type model.weights=random to begin "
+        "with random weights, or model.name=<a folder with weights>."
+    )
+    assert sentence in preflight.missing(plan_of(tmp_path / "out", *words))
+    assert main(["plan", *words]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", *words, "model.weights=random"]) == 0
+    assert "cannot find" not in capsys.readouterr().out
 
 
 def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:

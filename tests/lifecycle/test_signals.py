@@ -1,5 +1,6 @@
 """What a signal does to a process: before it began, while it trains, and to the helpers it forked."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ from pool import ranks
 
 from dtrain.launcher.process import fork
 from dtrain.lifecycle import signals
+from dtrain.storage import lease
 
 
 def ended(number: int) -> int:
@@ -114,6 +117,32 @@ def test_who_swallows_it_is_ended_all_the_same(
     _, status = os.waitpid(fork(work), 0)
     assert os.waitstatus_to_exitcode(status) == 75
     assert "stopped by SIGTERM" in capfd.readouterr().err
+
+
+def importing_with_a_lease(out: str) -> None:
+    with signals.ending(), lease.hold(out), signals.importing():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def swallowing_with_a_lease(out: str) -> None:
+    signals.ENDING_SECONDS = 0.1
+    with signals.ending(), lease.hold(out):
+        for _ in range(1000):
+            with contextlib.suppress(BaseException):
+                if not signals.asked():
+                    os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+
+
+@pytest.mark.parametrize("act", [importing_with_a_lease, swallowing_with_a_lease])
+def test_who_is_ended_in_an_import_or_a_library_gives_its_lease_back(
+    act: Callable[[str], None], tmp_path: Path
+) -> None:
+    child = multiprocessing.get_context("fork").Process(target=act, args=(str(tmp_path),))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 130
+    assert lease.holder(str(tmp_path))[0] == "free"
 
 
 def noted(*numbers: int, apart: float, forwarded: bool = False) -> int | str:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -125,8 +126,9 @@ def test_a_clock_that_is_set_moves_no_time_limit(seconds: float) -> None:
     assert ranks(1, jumped, seconds) == [(10, "")]
 
 
-def long_evaluation(signalled: bool) -> tuple[int, str]:
+def long_evaluation(signalled: bool, reports: str = "") -> tuple[int, str]:
     """How many parts of something long are done, when rank 1 hears a signal in the third."""
+    os.environ["DTRAIN_REPORTS"] = reports
     with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
         asked.requested(0, mesh)
         asked.done()
@@ -139,11 +141,13 @@ def long_evaluation(signalled: bool) -> tuple[int, str]:
     return 300, asked.cause
 
 
-def test_a_long_evaluation_is_broken_off_by_all_ranks_together() -> None:
+def test_a_long_evaluation_is_broken_off_by_all_ranks_together(tmp_path: Path) -> None:
     one, two = ranks(2, long_evaluation, True)
     assert one == two
     assert 3 < one[0] < 300
     assert one[1] == "SIGTERM to rank 1"
+    (tmp_path / signals.PASSED_ON).touch()
+    assert [cause for _, cause in ranks(2, long_evaluation, True, str(tmp_path))] == ["SIGTERM"] * 2
     assert ranks(2, long_evaluation, False) == [(300, "")] * 2
 
 

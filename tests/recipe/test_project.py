@@ -97,6 +97,17 @@ def test_a_recipe_of_the_listed_folder_goes_by_its_name(tmp_path: Path, monkeypa
     assert "there is no such recipe. Did you mean mine?" in refused("recipe=mnie")
 
 
+def test_runs_in_a_project_are_no_recipes_of_it_in_a_zip_file_either(project: Path, tmp_path: Path) -> None:
+    (project / "outputs/first").mkdir(parents=True)
+    (project / "outputs/first/config.yaml").write_text("steps: 7\nbatch: 8\nmodel: mlp\ndata: synthetic\n")
+    (project / "outputs/first/plan.yaml").write_text("steps: 7\n")
+    archive = zipped(project, tmp_path / "moons.zip")
+    for place in (project, archive):
+        assert compose([f"recipe={place}", "trust=[moons]", "model=mlp", "data=synthetic"]).steps == 300
+        assert compose([f"recipe={place}/outputs/first/config.yaml"]).steps == 7
+    assert compose([f"recipe={zipped(project / 'outputs/first', tmp_path / 'run.zip')}"]).steps == 7
+
+
 @pytest.mark.campaign("documents")
 @pytest.mark.parametrize("way", ["git", "zip", "folder"])
 def test_a_project_is_installed_and_trains_from_git_a_zip_and_a_folder(project: Path, way: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from reported import job
 
 from dtrain import secrets
 from dtrain.report import facts, runs
+from dtrain.report.of_run import seconds
 
 
 def test_secrets_and_control_characters_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +55,17 @@ def test_a_failure_has_its_cause_from_the_best_source_there_is(tmp_path: Path) -
             "",
         )
     assert cause("alone", status="")[0] == "its process ended without a word"
+
+
+def test_the_time_of_a_run_leaves_out_what_lies_between_its_starts() -> None:
+    def at(time: float, event: str, **more: float) -> dict[str, object]:
+        return {"time": time, "event": event, **more}
+
+    first = [at(101, "built"), at(102, "started"), at(110, "committed")]
+    second = [at(501, "built"), at(502, "started"), at(505, "evaluated")]
+    asked = at(111, "interrupted", wall_seconds=11.5)
+    assert seconds([]) is None
+    assert seconds([*first, asked]) == 11.5
+    assert seconds([*first, asked, *second]) == 11.5 + 4, "it runs"
+    assert seconds([*first, asked, *second, at(506, "finished", wall_seconds=17.0)]) == 17
+    assert seconds([*first, *second]) == 9 + 4, "the first start was killed"

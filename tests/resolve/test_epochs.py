@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import torch
 from chat import talks
 from PIL import Image
 from small import CPUS, plan
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import dtrain
 from dtrain.build import build
@@ -125,6 +126,13 @@ class Sums:
         return torch.ones(4), torch.ones(1)
 
 
+class Endless(IterableDataset[float]):
+    """Without a length."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(range(9))
+
+
 def test_an_object_of_the_caller_has_its_length() -> None:
     words = ("model=mlp", "objective=regression", "batch=10", "epochs=2")
     for given in (Sums(), TensorDataset(torch.ones(101, 4), torch.ones(101, 1)), [([1.0], [1.0])] * 101):
@@ -133,6 +141,10 @@ def test_an_object_of_the_caller_has_its_length() -> None:
     assert dtrain.plan(*words, "data.dataset.size=31", "data.holdout=0", data=local).steps == 7
     with pytest.raises(WordsError, match=r"object has no length .* Or type steps=<2 x its training samples / 10>"):
         dtrain.plan(*words, data=object())
+    with pytest.raises(WordsError, match=r"epochs=2: len of Sums is 0, so there is nothing to train on\."):
+        dtrain.plan(*words, data=Sums(0))
+    with pytest.raises(WordsError, match=r"epochs=2: .*no length .*type data=stream data\.stream\._target_=<"):
+        dtrain.plan(*words, data=Endless())
 
 
 def test_what_has_no_index_is_told(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.optim.ema import EMA
 from dtrain.parallel.order import parallelize
-from dtrain.storage import store
+from dtrain.storage import lease, store
 
 ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 FSDP = STRATEGIES["fsdp"]
@@ -136,6 +136,13 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
     assert "sizes" in lines[-1] and "checkpoint verify" in lines[-1], "that the bytes are not checked"
     for place in (first.parent, first):
         assert dtrain(capsys, "ls", f"out={place}")[1].count(" valid ") == 1
+
+
+def test_folders_of_a_run_without_checkpoints_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lease.hold(str(tmp_path)):
+        pass
+    code, output = dtrain(capsys, "ls", f"out={tmp_path}")
+    assert code and "lease" not in output
 
 
 def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(

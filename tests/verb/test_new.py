@@ -20,6 +20,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "moons"
 
 
+def test_a_commit_of_it_leaves_out_its_runs(project: Path) -> None:
+    (project / "outputs/first").mkdir(parents=True)
+    (project / "outputs/first/plan.yaml").write_text("steps: 7\n")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=project, check=True)
+    there = subprocess.run(["git", "ls-files"], cwd=project, check=True, capture_output=True, text=True).stdout
+    assert "moons/net.py" in there and "outputs" not in there
+
+
 @pytest.mark.campaign("documents")
 def test_it_passes_its_own_test(project: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -161,18 +161,30 @@ def test_columns_and_words_sort_as_numbers(made: Callable[..., Path], capsys: py
         runs.run(["runs", "sort=optim.lrr"])
 
 
+def ended_pid() -> int:
+    """The id of a process that has ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
 def test_status_is_that_of_the_last_event_and_of_the_lease(
     made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = made("a")
     events = (place / "events.jsonl").read_text().splitlines()
     started = next(line for line in events if '"started"' in line)
-    for more, status in (
-        ([], "finished"),
-        ([started], "died"),
-        ([started, '{"time": 1, "event": "failed"}'], "failed"),
-        ([started, '{"time": 1, "ev'], "died"),
+    [written] = (place / "lease").iterdir()
+    back = json.loads(written.read_text())
+    left = {**back, "state": "held", "pid": ended_pid()}
+    for more, record, status in (
+        ([], left, "finished"),
+        ([started], left, "died"),
+        ([started, '{"time": 1, "event": "failed"}'], left, "failed"),
+        ([started, '{"time": 1, "ev'], left, "died"),
+        ([started], back, "interrupted"),
     ):
+        written.write_text(json.dumps(record))
         (place / "events.jsonl").write_text("\n".join([*events, *more]))
         assert status in shown(capsys, "runs/a")[1], more
     with lease.hold(str(place)):

@@ -181,6 +181,7 @@ class Agent:
     def _stop(self, *, number: int) -> None:
         """Ranks ignore SIGINT where what started this node does."""
         self._asked = True
+        signals.note_passed_on(self._reports)
         for pid in self._ranks:
             os.kill(pid, number if number in signals.STOP_SIGNALS else signal.SIGUSR1)
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
-from dtrain.strategy.trained import Trained
+from dtrain.strategy.trained import Trained, lost_write
 
 RARE = 1024
 """The forward from which the host may wait for a GPU to compare weights again."""
@@ -102,11 +102,7 @@ class ShardWrites:
         written = _differ(self._before.pop(group), _sums(weights))
         for each, weight, is_written in zip(group.fsdp_params, weights, written, strict=True):
             if is_written or getattr(each._module_info.module, each._module_info.param_name) is not weight:
-                raise WordsError(
-                    f"strategy: the forward writes {each._param_fqn}, but the weights are sharded and gathered for the "
-                    "forward alone, so what it writes is lost. Type strategy=ddp, or keep what the forward changes in "
-                    "a buffer."
-                )
+                raise lost_write(each._param_fqn)
         return proceed(*arguments)
 
     def _finish(self, root: nn.Module, arguments: Any, output: Any) -> None:

@@ -34,7 +34,7 @@ FAST = (
     "attribute_of_a_parameter-zero1", "maml-ddp", "branches-fsdp", "functional_call-fsdp", "hook_on_a_gradient-fsdp", "weight_in_a_closure-fsdp",
     "data_clamped-fsdp", "teacher_in_parameters-zero1", "bias_of_a_batch-ddp", "replaced_in_forward-single", "gradient_penalty-fsdp", "frozen_at_first-ddp",
     "frozen_for_one_use-fsdp", "scripted_part-zero1", "class_of_parameters-fsdp", "embedding_with_max_norm-ddp",
-    "tied_by_data-fsdp", "clamped_later-zero1", "unfrozen_in_forward-single", "unsaved_layer-single", "unfrozen_later-ddp", "unfrozen_later-fsdp", "frozen_later-zero1", "frozen_later-ddp", "bias_of_a_batch_later-ddp",
+    "tied_by_data-fsdp", "clamped_later-zero1", "scaled_once-fsdp", "unfrozen_in_forward-single", "unsaved_layer-single", "unfrozen_later-ddp", "unfrozen_later-fsdp", "frozen_later-zero1", "frozen_later-ddp", "bias_of_a_batch_later-ddp",
     "lists_some_parameters-ddp", "lists_without_arguments-single", "lists_once-fsdp", "lists_once-ddp",
 )  # fmt: skip
 """Run on every change."""

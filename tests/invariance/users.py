@@ -975,6 +975,20 @@ class ClampedLater(Stack):
         return super().forward(x)
 
 
+class ScaledOnce(Stack):
+    """Scales its head in the third forward alone."""
+
+    def make(self) -> None:
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.count += 1
+        if self.count == 3:
+            with torch.no_grad():
+                self.head.weight.mul_(0.1)
+        return super().forward(x)
+
+
 class UnfrozenLater(Stack):
     """Unfreezes layer after layer, as for gradual unfreezing (arXiv 1801.06146)."""
 
@@ -1196,6 +1210,7 @@ USERS: dict[str, User] = {
     ),
     "lists_once": User(ListsOnce, refused=sharded("ListsOnce overrides parameters") | {"ddp": "ListsOnce overrides"}),
     "clamped_later": User(ClampedLater, refused=sharded("the forward writes head.weight")),
+    "scaled_once": User(ScaledOnce, refused=sharded("the forward writes head.weight")),
     "unsaved_layer": User(
         Unsaved, refused={"": "its state_dict leaves out parameters that are trained: layers.1.weight"}
     ),

@@ -30,6 +30,8 @@ from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.storage import options, store
 
+LENGTHS = {"steps": "epochs", "epochs": "steps"}
+"""Key -> the one that says the same in another unit."""
 REPEATED = ("recipe", "hydra.searchpath")
 """Words that may be given several times and all count."""
 
@@ -252,6 +254,9 @@ def _settle(words: list[Word]) -> list[Word]:
         final = [
             old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")
         ] + [word]
+    given = {word.key for word in final if word.value not in ("???", None)}
+    answered = {key for key, other in LENGTHS.items() if other in given}
+    final = [word for word in final if word.value != "???" or word.key not in answered]
     return [word for word in final if word.key != "hydra.searchpath"]
 
 

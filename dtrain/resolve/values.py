@@ -110,7 +110,8 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
             if "part" in constraints.kinds(allowed)
             else f"{key}=<{constraints.say(allowed).removesuffix(', not empty')}>"
         )
-        return f"{who}. Type {typed}."
+        either = ", or epochs=<passes over the data>" if key == "steps" else ""
+        return f"{who}. Type {typed}{either}."
     told = meaning.of_value(key, str(value))
     near, source = constraints.instead(value, allowed, _default(config, key)), source_of(config, key)
     if isinstance(value, int | float) and constraints.wants_text(value, allowed):

@@ -471,6 +471,14 @@ def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
 LEFT_OPEN = "# @package _global_\ndefaults:\n  - override /optim: ???\n  - override /model: ???\noptim:\n  lr: ???\n"
 
 
+def test_epochs_are_an_answer_to_a_recipe_that_leaves_its_steps_open(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("steps: ???\nmodel: mlp\ndata: synthetic\ndata.samples: 64\nbatch: 8\n")
+    words = [f"recipe={tmp_path}/mine.yaml", "objective=regression"]
+    with pytest.raises(WordsError, match=r"steps=<an integer >= 1, in steps>, or epochs=<passes over the data>\."):
+        resolve(compose(words), Cluster(gpus=0, cpus=2))
+    assert resolve(compose([*words, "epochs=2"]), Cluster(gpus=0, cpus=2)).steps == 16
+
+
 @pytest.mark.parametrize(
     ("typed", "open_"),
     [

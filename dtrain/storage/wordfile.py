@@ -114,7 +114,7 @@ def classes_of(file: File, column: str, cache: Path, rows: int) -> list[str]:
 
 
 def doubtful_of(names: Any) -> str:
-    """What to say of classes that differ by spaces or capitals alone, or of one that seems to be a missing value."""
+    """The first classes that differ by spaces or capitals alone, or one that seems to be a missing value, in words."""
     same = dict[str, str]()
     for name in names if isinstance(names, Sequence) else ():
         other = same.setdefault(name.strip().lower(), name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dtrain.build import GIVEN
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, StoreError, WordsError, an
 from dtrain.planned import Part, Plan
@@ -48,7 +49,7 @@ def as_data(inputs: Iterable[Any], plan: Plan, folder: Path) -> tuple[Part, dict
         rows = [json.dumps(_row(number, each, needed), default=str) for number, each in enumerate(listed)]
         (folder / ROWS).write_text("".join(f"{row}\n" for row in rows), "utf-8")
         return {"data": "jsonl", "path": str(folder / ROWS), **_same(data, OF_ROWS)}, {}
-    given = {"_target_": "dtrain.build.given", "of": OBJECT}
+    given = {"_target_": GIVEN, "of": OBJECT}
     samples = [_sample(each, data) for each in listed]
     return {"data": "dataset", "dataset": given, **_same(data, OF_DATASET)}, {OBJECT: samples}
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtrain import secrets
-from dtrain.build import build
+from dtrain.build import GIVEN, build
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, WordsError, first_line
 from dtrain.resolve.declared import dataset
 from dtrain.storage import options
 
-GIVEN = "dtrain.build.given"
 OPENING = (sys.executable, "-P", "-m", "dtrain.data.counting")
 
 

@@ -4,7 +4,7 @@ Each change is tried: its words are resolved and predicted again. Its cost is th
 ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -20,6 +20,10 @@ from dtrain.predict.state_bytes import holding_of
 MOST = 3
 TRIES = 40
 """Number of predictions after which no more changes are combined: each takes up to a tenth of a second."""
+SEARCHES = 4
+"""Number of predictions as long as one of a plan with strategy=auto, which searches again."""
+DEARER = 1.05
+"""A change that takes more ranks than the plan has comes before others only if it costs so much less."""
 Try = Callable[[tuple[str, ...]], tuple[Plan, Prediction]]
 """Added words -> the plan with them, and its prediction. Raises WordsError if they are invalid."""
 
@@ -31,18 +35,30 @@ class Change:
     prediction: Prediction
 
     @property
+    def layout(self) -> tuple[Any, ...]:
+        """Equal for changes that differ in small options alone."""
+        plan = self.plan
+        parts = (plan.strategy["_target_"], plan.strategy.get("offload"), plan.remat, plan.precision)
+        return plan.mesh, plan.batch, *map(str, parts)
+
+    @property
     def cost(self) -> float:
         """Seconds summed over all ranks; peak bytes if the time is not known."""
         time = self.prediction.time
         return time.seconds * self.plan.world if time else float(self.prediction.memory.peak)
 
 
-def advise(plan: Plan, attempt: Try) -> list[Change]:
-    """At most three changes that make the plan fit, one per kind; two or three are combined if fewer are not enough."""
+def advise(plan: Plan, attempt: Try, layouts: Sequence[Change] = ()) -> list[Change]:
+    """At most three changes that make the plan fit, one per kind; two or three are combined if fewer are not enough.
+    `layouts`: the best of a search of all that the words leave open, which are always among them.
+    """
     ladders, tried = [ladder for ladder in _ladders(plan) if ladder], [0]
 
+    def rank(change: Change) -> float:
+        return change.cost * (DEARER if change.plan.world > plan.world else 1)
+
     def counted(words: tuple[str, ...]) -> tuple[Plan, Prediction]:
-        tried[0] += 1
+        tried[0] += SEARCHES if _is_searched(plan) else 1
         return attempt(words)
 
     changes: dict[tuple[int, ...], Change] = {}
@@ -59,9 +75,13 @@ def advise(plan: Plan, attempt: Try) -> list[Change]:
             change = _fitting(tuple(word for index in indices for word in ladders[index][-1]), counted)
             if change:
                 changes[indices] = change
-    best = sorted(changes.items(), key=lambda item: item[1].cost)[:MOST]
-    mildest = (_milder([ladders[index] for index in indices], change, attempt) for indices, change in best)
-    return sorted(mildest, key=lambda change: change.cost)
+    best = sorted(changes.items(), key=lambda item: rank(item[1]))[:MOST]
+    mildest = [_milder([ladders[index] for index in indices], change, attempt) for indices, change in best]
+    different: dict[Any, Change] = {}
+    for change in sorted((*layouts, *mildest), key=rank):
+        different.setdefault(change.layout, change)
+    shown = [*different.values()][: MOST - len(layouts)]
+    return sorted({change.layout: change for change in (*shown, *layouts)}.values(), key=rank)
 
 
 def _fitting(words: tuple[str, ...], attempt: Try) -> Change | None:
@@ -120,17 +140,25 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     tensor: list[tuple[str, ...]] = [split] if split and mesh.tp > 1 else []
     if degrees["tp"]:
         tensor = [*degrees["tp"], (*degrees["tp"][-1], *split)]
-    return [
-        [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
+    layout = [] if _is_searched(plan) else [
         [(f"remat={name}",) for name in remats],
         [("strategy.reduce=every",)] if last and mesh.pp == 1 else [],
         [(f"strategy={name}",) for name in strategies],
-        [(f"precision={name}",) for name in precisions if cuda],
         tensor,
         degrees["cp"],
         [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
         [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
         [("strategy.offload=cpu",)] if not holding.cpu and cuda else [],
+    ]  # fmt: skip
+    return [
+        [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
+        *layout,
+        [(f"precision={name}",) for name in precisions if cuda],
         [(f"devices={size}",) for size in (2, 4, 8) if plan.devices < size <= gpus],
         [(f"nodes={plan.nodes * times}",) for times in (2, 4, 8)] if cuda else [],
-    ]  # fmt: skip
+    ]
+
+
+def _is_searched(plan: Plan) -> bool:
+    """Whether strategy=auto chose its layout, so that only what it does not choose can be changed."""
+    return "(auto:" in plan.why.get("strategy", "")

@@ -14,6 +14,8 @@ from dtrain.predict.view import groups
 from dtrain.secrets import screen
 
 Row = tuple[str, str]
+TIGHT = 0.03
+"""Share of the budget below which the headroom is called tight."""
 SMALL = 1 << 16
 """Axes with fewer bytes per step share one row."""
 
@@ -55,12 +57,25 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
     if not listed:
         enough = "more memory, more nodes, or a smaller model: none of the changes that were tried is enough"
         yield "try", f"{enough}; dtrain plan best, without strategy and mesh, tries every layout"
-    wide = max((len(" ".join(change.words)) for change in listed), default=0)
-    for change in listed:
-        time = change.prediction.time
-        seconds = f", {duration(time.seconds)} a step" if time else ""
-        more = f" on {change.plan.world} ranks" if change.plan.world != plan.world else ""
-        yield "try", f"{' '.join(change.words):<{wide}} {size(change.prediction.memory.peak)}{seconds}{more}"
+    figures = [_figures(change, plan) for change in listed]
+    wide = max(map(len, figures), default=0)
+    for change, text in zip(listed, figures, strict=True):
+        yield "try", f"{text:<{wide}}  {' '.join(change.words)}"
+
+
+def _figures(change: Change, plan: Plan) -> str:
+    """Time and memory of a plan with a change, and what else it does beside `plan`."""
+    time, peak = change.prediction.time, size(change.prediction.memory.peak)
+    seconds = f"{duration(time.seconds)} a step" if time else ""
+    ranks = f"on {change.plan.world} ranks" if change.plan.world != plan.world else ""
+    numbers = "changes the numbers" if change.plan.precision != plan.precision else ""
+    tight = "tight" if is_tight(change.prediction) else ""
+    return ", ".join(filter(None, [seconds, ranks, peak, tight, numbers]))
+
+
+def is_tight(prediction: Prediction) -> bool:
+    """Whether it fits with less room than predictions of memory are often wrong by."""
+    return prediction.fits and prediction.memory.peak > (1 - TIGHT) * prediction.budget
 
 
 def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
@@ -88,7 +103,8 @@ def _available(prediction: Prediction) -> str:
 
 def _left(prediction: Prediction) -> str:
     left = prediction.budget - prediction.memory.peak
-    return f"headroom {size(left)}" if left >= 0 else f"{size(-left)} too much"
+    tight = ", tight" * is_tight(prediction)
+    return f"headroom {size(left)}{tight}" if left >= 0 else f"{size(-left)} too much"
 
 
 def _work(plan: Plan, prediction: Prediction) -> str:

@@ -49,7 +49,7 @@ from dtrain.resolve import (
 )
 from dtrain.resolve.deciding import deciding
 from dtrain.resolve.search import Found
-from dtrain.resolve.space import applied
+from dtrain.resolve.space import Words, applied, is_free, part_of
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any] | Iterable[str]]
@@ -167,9 +167,27 @@ def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
 
 @deciding()
 def best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Found:
-    """The `keep` best kinds of layouts of what the words leave open, each judged by every rule. Raises WordsError as
-    `resolve`, or if the model's size cannot be known.
+    """The `keep` best kinds of layouts of what the words leave open, each judged by every rule; where none fits, those
+    with weights and optimizer in the memory of the host between uses. Raises WordsError as `resolve`, or if the model's
+    size cannot be known.
     """
+    found = _best(config, cluster, trace, keep)
+    resting = _resting(config) if not found.layouts else {}
+    on_host = _best(applied(config, resting), cluster, trace, keep) if resting else found
+    if not on_host.layouts:
+        return found
+    on_host.layouts = [replace(layout, words={**layout.words, **resting}) for layout in on_host.layouts]
+    return on_host
+
+
+def _resting(config: Config) -> Words:
+    """The words for weights and optimizer that rest in the memory of the host; empty where others were typed."""
+    word = "fsdp" if is_free(config, "strategy") else str(config.choices["strategy"])
+    offers = "offload" in part_of(config, "strategy", word) and is_free(config, "strategy.offload")
+    return {"strategy": word, "strategy.offload": "cpu"} if offers else {}
+
+
+def _best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Found:
     first = resolve(config, cluster, trace)
     config, cluster = own.stated(config), machine.named(config, cluster)
     config, cluster = ranks.placed(mixture.composed(config)[0], cluster)

@@ -17,12 +17,14 @@ from dtrain.errors import WordsError, nearest
 from dtrain.predict import report
 from dtrain.resolve import best, ranks
 from dtrain.resolve.auto import spelled
-from dtrain.resolve.search import Found, Layout
+from dtrain.resolve.search import ALIKE, Found, Layout
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
 from dtrain.verb.shapes import shapes_of
 
 MOST = 10
+KINDS = 2 * MOST
+"""Kinds of layouts that are looked for: some of them take one row."""
 TARGETS = "time", "cost"
 """The best layout has least of it: seconds of a step, or the price of the run."""
 
@@ -33,7 +35,8 @@ def run(words: Sequence[str]) -> int:
     config = compose(words)
     if config.choices["strategy"] is None:
         raise WordsError("plan best: a strategy of your own is one layout. Leave strategy out to search.")
-    found = _cheapest(config) if target == "cost" else best(config, detect(), shapes_of, MOST)
+    found = _cheapest(config) if target == "cost" else best(config, detect(), shapes_of, KINDS)
+    found.layouts = _different(found.layouts)[:MOST]
     if for_tools:
         screen.say(json.dumps(clean([_facts(layout) for layout in found.layouts]), indent=1))
         return 0
@@ -52,6 +55,26 @@ def run(words: Sequence[str]) -> int:
             f"{report.size(least.prediction.budget)}. Type more nodes or devices, or a smaller {least.smaller}."
         )
     return 0
+
+
+def _different(layouts: Sequence[Layout]) -> list[Layout]:
+    """One layout of those on the same mesh that take as long: the first of all as it is, of others the one that needs
+    the least memory.
+    """
+    shown = list[list[Layout]]()
+    for layout in layouts:
+        alike = (group for group in shown if _are_alike(group[0], layout))
+        if group := next(alike, None):
+            group.append(layout)
+        else:
+            shown.append([layout])
+    others = (min(group, key=lambda one: one.peak) for group in shown[1:])
+    return [*layouts[:1], *sorted(others, key=lambda one: one.seconds)]
+
+
+def _are_alike(one: Layout, other: Layout) -> bool:
+    same = one.kind[1:] == other.kind[1:] and one.plan.world == other.plan.world
+    return same and max(one.seconds, other.seconds) <= ALIKE * min(one.seconds, other.seconds)
 
 
 def _targeted(words: Sequence[str]) -> tuple[list[str], str]:
@@ -80,7 +103,7 @@ def _cheapest(config: Config) -> Found:
         for count in ("looked", "predicted", "fit", "small"):
             setattr(found, count, getattr(found, count) + getattr(each, count))
         found.least = min(filter(None, [found.least, each.least]), key=lambda layout: layout.peak, default=None)
-    found.layouts = sorted(found.layouts, key=price_of)[:MOST]
+    found.layouts = sorted(found.layouts, key=price_of)
     return found
 
 
@@ -93,7 +116,7 @@ def _on_fewer(config: Config) -> list[Found]:
     fewer = [1 << power for power in range((most - 1).bit_length())] if isinstance(most, int) else []
     for nodes in (config.nodes, *fewer):
         try:
-            found.append(_with_nodes(best(replace(config, nodes=nodes), cluster, shapes_of, MOST)))
+            found.append(_with_nodes(best(replace(config, nodes=nodes), cluster, shapes_of, KINDS)))
         except WordsError as error:
             refused[nodes] = error
     if not found:
@@ -124,11 +147,10 @@ def _amount(price: float) -> str:
 
 
 def _counted(found: Found) -> str:
-    counts = [f"{found.fit:,} fit", f"{found.small:,} need too much memory"]
-    if refused := found.predicted - found.fit - found.small:
-        counts.append(f"{refused:,} break a rule")
     ruled = f"bounds rule out {found.looked - found.predicted:,}; " if found.looked > found.predicted else ""
-    return f"{found.looked:,} layouts looked at: {ruled}{found.predicted:,} predicted, {', '.join(counts)}"
+    refused = found.predicted - found.fit - found.small
+    counts = f"{found.fit:,} fit, {found.small:,} are too large" + f", {refused:,} break a rule" * bool(refused)
+    return f"{found.looked:,} layouts: {ruled}of {found.predicted:,} predicted {counts}"
 
 
 def _facts(layout: Layout) -> dict[str, object]:
@@ -141,5 +163,6 @@ def _row(layout: Layout) -> tuple[str, ...]:
     assert time
     return (
         report.duration(time.seconds), report.count(report.speed(layout.plan, prediction)[1]), f"{time.mfu:.0%}",
-        report.size(layout.peak), report.size(prediction.budget - layout.peak), spelled(layout.words),
+        report.size(layout.peak), report.size(prediction.budget - layout.peak) + " tight" * report.is_tight(prediction),
+        spelled(layout.words),
     )  # fmt: skip

@@ -5,7 +5,8 @@
     dtrain diff runs/a "strategy=fsdp devices=2"                 a run, and words that have not been run
     dtrain diff runs/a runs/b runs/c                             three of them, or more: distances are from the first
 
-Exit code 0: no difference; 1: some. Time, speed and memory are shown, and are no difference.
+Exit code 0: no difference; 1: some. Time, speed and memory are shown, measured of runs and predicted of words, and are
+no difference.
 """
 
 import json
@@ -25,10 +26,14 @@ from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
 from dtrain.launcher import apart
 from dtrain.planned import SHAPE as PLAN
+from dtrain.planned import Plan
+from dtrain.predict import report
+from dtrain.predict.prediction import predict
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
 from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import store
+from dtrain.verb.shapes import shapes_of
 
 BESIDE = ("out_options", "trust", "hydra")
 """Words that apply to all sides."""
@@ -39,13 +44,16 @@ NO_RESULTS = {*OF_THE_MACHINE, "seen", "step"}
 APART = 0.05
 """The smallest relative difference of a measured figure that is shown."""
 
+FIGURES = "predicted", "measured"
+"""Parts of the table that are no difference."""
+
 Rows = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """`words`: dotted key -> (value, source); `plan`: in the same keys; `rows`: by step. A side that is no run has no
-    results.
+    """`words`: dotted key -> (value, source); `plan`: in the same keys; `rows`: by step; `predicted`: time and memory
+    of words. A side that is no run has no results.
     """
 
     name: str
@@ -54,6 +62,7 @@ class Side:
     code: Mapping[str, str]
     result: Mapping[str, Any] = field(default_factory=dict)
     rows: Rows = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,8 @@ def run(words: Sequence[str]) -> int:
         name: [*compare(sides)]
         for name, compare in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))
     }
-    screen.say(_table(sides, {**differences, "measured": [*_measured(sides)]}))
+    figures = {"predicted": [*_predicted(sides)], "measured": [*_measured(sides)]}
+    screen.say(_table(sides, {**differences, **figures}))
     return 1 if any(differences.values()) else 0
 
 
@@ -112,9 +122,18 @@ def _side(text: str, beside: Sequence[str]) -> Side:
 def _of_words(words: Sequence[str], beside: Sequence[str]) -> Side:
     """Words that have not been run, on this machine."""
     config = compose([*words, *beside])
-    plan = json.loads(json.dumps(resolve(config, detect(), apart.shapes_of).decided()))
+    plan = resolve(config, detect(), apart.shapes_of)
+    decided = provenance.decided(json.loads(json.dumps(plan.decided())))
     note_code()
-    return Side(" ".join(map(redact_arg, words)), _words_of(recipe.write(config)), provenance.decided(plan), versions())
+    name, typed = " ".join(map(redact_arg, words)), _words_of(recipe.write(config))
+    return Side(name, typed, decided, versions(), predicted=_prediction(plan))
+
+
+def _prediction(plan: Plan) -> dict[str, float]:
+    """Seconds of a step and bytes of the fullest rank, where they are known."""
+    prediction = predict(plan, shapes_of(plan))
+    seconds = {"step_seconds": prediction.time.seconds} if prediction.time else {}
+    return {**seconds, "peak_bytes": prediction.memory.peak} if prediction.memory.known else seconds
 
 
 def _of_run(url: str) -> Side:
@@ -251,6 +270,16 @@ def _columns(of: Iterable[Rows]) -> list[str]:
     return [name for name in _all(row for rows in of for row in [*rows.values()][:1]) if name not in NO_RESULTS]
 
 
+def _predicted(sides: Sequence[Side]) -> Iterator[Line]:
+    """Time and memory of words, which no run has measured yet."""
+    for name, shown in (("step_seconds", report.duration), ("peak_bytes", report.size)):
+        values = [side.predicted.get(name) for side in sides]
+        known = [value for value in values if value]
+        if len(known) > 1 and _differ(known):
+            times = f"{known[1] / known[0]:.2f}x" if len(known) == 2 else ""
+            yield Line(name, [shown(value) if value else "-" for value in values], times)
+
+
 def _measured(sides: Sequence[Side]) -> Iterator[Line]:
     """Time, speed and memory that differ clearly."""
     figures: dict[str, list[Any]] = {
@@ -297,5 +326,5 @@ def _table(sides: Sequence[Side], differences: Mapping[str, Sequence[Line]]) -> 
         if lines:
             cells += [[name, *empty, ""], *([f"  {line.key}", *line.values, line.note] for line in lines)]
     text = [screen.table(cells)] * (len(cells) > 1)
-    equal = not any(lines for name, lines in differences.items() if name != "measured")
+    equal = not any(lines for name, lines in differences.items() if name not in FIGURES)
     return "\n".join([*text, *["no difference"] * equal])

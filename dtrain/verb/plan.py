@@ -14,7 +14,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.build import GIVEN, build
-from dtrain.cluster import detect
+from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
 from dtrain.config.schema import GROUPS, LISTS, Config, default
@@ -22,10 +22,12 @@ from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import report
-from dtrain.predict.advice import advise
+from dtrain.predict.advice import Change, advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
-from dtrain.resolve import resolve
+from dtrain.resolve import best, resolve
+from dtrain.resolve.auto import spelled
+from dtrain.resolve.space import is_free
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
 from dtrain.storage import store
@@ -39,9 +41,9 @@ def run(words: Sequence[str]) -> int:
     if {"-m", "--multirun"} & set(words):
         return _sweep([word for word in words if word not in ("-m", "--multirun")])
     if words[:1] == ["best"]:
-        from dtrain.verb import best
+        from dtrain.verb import best as verb
 
-        return best.run(words[1:])
+        return verb.run(words[1:])
     if words[:1] == ["why"] or "--why" in words:
         from dtrain.verb import why
 
@@ -58,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     plan, prediction = attempt()
     if absent := [*_absent(plan)]:
         raise PreflightError(*absent)
-    changes = [] if prediction.fits else advise(plan, attempt)
+    changes = [] if prediction.fits else advise(plan, attempt, [*_searched(config, cluster)])
     if for_tools:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
         screen.say(
@@ -73,6 +75,19 @@ def run(words: Sequence[str]) -> int:
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
     return 0
+
+
+def _searched(config: Config, cluster: Cluster) -> Iterator[Change]:
+    """The words of the fastest layout that fits, of all that the words leave open."""
+    if config.choices["strategy"] is None:
+        return
+    try:
+        found = best(config, cluster, shapes_of, keep=1)
+    except WordsError:  # what the model holds is not known
+        return
+    for layout in found.layouts[:1]:
+        words = {key: value for key, value in layout.words.items() if is_free(config, key)}
+        yield Change(tuple(spelled({key: value}) for key, value in words.items()), layout.plan, layout.prediction)
 
 
 def _absent(plan: Plan) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Words that would make a plan fit: each one, typed, does."""
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dtrain.predict.advice import MOST, Change, advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.report import advice, duration, size, warning
 from dtrain.tracing import shapes_of
+from dtrain.verb import plan
 
 B8 = (
     "model.vocab=128256 data=synthetic data.vocab=128256 data.sequence=8192 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 "
@@ -40,7 +42,7 @@ def test_changes_are_words_with_which_it_fits_the_cheapest_first() -> None:
     assert all(change.prediction.fits and change.plan != plan for change in changes)
     assert [change.cost for change in changes] == sorted(change.cost for change in changes)
     rows = [text for name, text in advice(changes, plan) if name == "try"]
-    assert all(row.startswith(" ".join(change.words)) for row, change in zip(rows, changes, strict=True))
+    assert all(row.endswith(" ".join(change.words)) for row, change in zip(rows, changes, strict=True))
 
 
 def test_two_changes_together_where_one_is_too_little() -> None:
@@ -104,6 +106,32 @@ def too_large(seed: int) -> Iterator[str]:
         yield words
 
 
+LARGE = [
+    f"{SIZES[model]} data.sequence={sequence} batch=64 {cluster} {layout}"
+    for model in ("8B", "34B", "70B")
+    for sequence in (4096, 32768)
+    for cluster in ("cluster=h100x8 devices=4", "cluster=a100x8 nodes=2", "cluster=h100x8 nodes=4")
+    for layout in ("strategy=fsdp", "strategy=ddp")
+]
+
+
+@pytest.mark.campaign("fuzz")
+@pytest.mark.parametrize("words", LARGE)
+def test_what_a_plan_says_to_try_is_as_fast_as_the_best_layout(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(["json", "data=synthetic", *words.split()]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert plan.run(["best", "json", "data=synthetic", *words.split()]) == 0
+    layouts = json.loads(capsys.readouterr().out)
+    if shown["prediction"]["fits"] or not layouts:
+        return
+    best = layouts[0]["time"]["seconds"]
+    seconds = [change["prediction"]["time"]["seconds"] for change in shown["changes"]]
+    more = [any(word.startswith(("nodes=", "devices=")) for word in change["words"]) for change in shown["changes"]]
+    here = [second for second, other in zip(seconds, more, strict=True) if not other]
+    assert min(here) <= 1.05 * best, shown["changes"]
+    assert not more[0] or seconds[0] < here[0], "what takes more ranks comes first only if it costs less"
+
+
 @pytest.mark.campaign("fuzz")
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_plan_says_to_try_is_as_good_as_it_says(seed: int) -> None:
@@ -115,7 +143,7 @@ def test_what_a_plan_says_to_try_is_as_good_as_it_says(seed: int) -> None:
             continue
         looked += 1
         for _, row in advice(changes, plan):
-            typed = re.match(r"(?:[\w.]+=\S+ )+", row)
+            typed = re.search(r"(?: [\w.]+=\S+)+$", row)
             assert typed
             better = planned(*words.split(), *typed[0].split(), on=Cluster(gpus=0, cpus=4))
             said = predict(better, shapes_of(better))

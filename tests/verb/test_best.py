@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from small import composed
@@ -67,10 +68,42 @@ def test_what_is_said_stays(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_has_a_row_for_each_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     counted, heads, *table = rows(capsys, *B8)
-    assert "layouts looked at" in counted
+    assert re.match(r"[\d,]+ layouts: ", counted)
     assert heads.split()[:2] == ["a", "step"]
     assert sum("strategy=" in row for row in table) == 10
     assert max(map(len, [counted, heads, *table])) <= 100
+
+
+def test_layouts_on_one_mesh_that_take_as_long_are_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *others = found(capsys, *B8)
+    alike = [layout["words"] for layout in others if _about_as(layout, first)]
+    assert not alike
+
+
+def _about_as(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def place(layout: dict[str, Any]) -> set[str]:
+        return {word for word in layout["words"] if word.startswith(("mesh.", "remat", "pipeline"))}
+
+    seconds = [layout["time"]["seconds"] for layout in (one, other)]
+    return place(one) == place(other) and max(seconds) <= 1.01 * min(seconds)
+
+
+def test_where_nothing_fits_the_memory_of_the_host_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*B8, "nodes=1", "devices=1", "batch=8")
+    layouts = found(capsys, *words)
+    assert layouts and all("strategy.offload=cpu" in layout["words"] for layout in layouts)  # type: ignore[operator]
+    assert resolve(composed(*words, *layouts[0]["words"]), detect())  # type: ignore[misc]
+    assert not found(capsys, *words, "strategy=ddp"), "what is said stays"
+
+
+def test_little_headroom_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = found(capsys, *B8, "strategy=fsdp")
+    peak = layouts[0]["memory"]["peak"]  # type: ignore[index]
+    budget = layouts[0]["budget"]
+    lost = (int(budget) - int(peak) * 1.01) / int(budget)  # type: ignore[call-overload]
+    memory = 80 * 2**30 * (1 - lost)
+    _, _, *table = rows(capsys, *B8, "strategy=fsdp", f"cluster.memory={memory:.0f}")
+    assert any(" tight " in row for row in table) and not all(" tight " in row for row in table)
 
 
 PRICED = ("target=cost", "cluster=h100x8", "cluster.price=2.5", "data=synthetic", "model.layers=8", "batch=48", "steps=100", "strategy=fsdp", "remat=none", "mesh.tp=1", "mesh.cp=1", "mesh.pp=1")  # fmt: skip
@@ -187,7 +220,9 @@ RECURRENT = (*OWN, "model._target_=right_models.Recurrent", "model.kind=LSTM", "
 def test_a_model_without_blocks_has_the_layouts_that_split_no_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     layouts = found(capsys, *RECURRENT)
     words = [" ".join(layout["words"]) for layout in layouts]  # type: ignore[arg-type]
-    assert {one.split()[0] for one in words} == {f"strategy={name}" for name in ("ddp", "zero1", "zero2", "fsdp")}
+    assert {one.split()[0] for one in words} == {"strategy=ddp", "strategy=fsdp"}, (
+        "zero1 and zero2 take as long as fsdp"
+    )
     assert not any("remat" in one or "mesh.pp" in one for one in words), "they change nothing, or are refused"
     small = resolve(composed(*RECURRENT, "cluster=laptop", "cluster.memory=8e8"), detect(), shapes_of)
     assert "parameters need about" in small.why["strategy"], "strategy=auto compares them too"

@@ -221,3 +221,13 @@ def test_what_is_wrong_is_told_with_its_side(tmp_path: Path) -> None:
     ):
         diff.run([f"{tmp_path}/a.yaml", "seed=1"])
     assert diff.run([f"recipe={tmp_path}/a.yaml data.path=x", f"recipe={tmp_path}/a.yaml data.path=x"]) == 0
+
+
+def test_words_that_were_not_run_have_their_predicted_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    large = "cluster=h100x8 data=synthetic model.layers=32 model.width=4096 batch=64"
+    code, lines = shown(capsys, f"{large} strategy=fsdp", f"{large} strategy=ddp microbatch=1")
+    assert code == 1
+    assert float(row(lines, "peak_bytes")[0]) < float(row(lines, "peak_bytes")[2])
+    assert row(lines, "step_seconds")[-1].endswith("x")
+    code, lines = shown(capsys, large, f"{large} seed=0")
+    assert not any("predicted" in line for line in lines), "the same time and memory"

@@ -140,7 +140,7 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     tensor: list[tuple[str, ...]] = [split] if split and mesh.tp > 1 else []
     if degrees["tp"]:
         tensor = [*degrees["tp"], (*degrees["tp"][-1], *split)]
-    layout = [] if _is_searched(plan) else [
+    layout: list[list[tuple[str, ...]]] = [] if _is_searched(plan) else [
         [(f"remat={name}",) for name in remats],
         [("strategy.reduce=every",)] if last and mesh.pp == 1 else [],
         [(f"strategy={name}",) for name in strategies],

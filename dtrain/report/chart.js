@@ -158,7 +158,7 @@ class Plot {
     }
   }
 
-  // A line through points in shares of the box, cut at its edges; null interrupts it.
+  // A line through points in shares of the box, cut at its edges; null interrupts it. A point alone is a dot.
   path(points, color, width = 1, alpha = 1) {
     const { context, box } = this;
     context.save();
@@ -167,19 +167,22 @@ class Plot {
     context.clip();
     Object.assign(context, { strokeStyle: color, lineWidth: width, globalAlpha: alpha });
     context.beginPath();
+    const alone = [];
     let down = false;
-    for (const point of points) {
+    points.forEach((point, index) => {
       if (point === null) {
         down = false;
-        continue;
+        return;
       }
       const x = this.px(point[0]),
         y = this.py(Math.max(-1, Math.min(2, point[1])));
       if (down) context.lineTo(x, y);
       else context.moveTo(x, y);
+      if (!down && (points[index + 1] ?? null) === null) alone.push([x, y]);
       down = true;
-    }
+    });
     context.stroke();
+    for (const [x, y] of alone) this.dot(x, y, color, width + 1);
     context.restore();
   }
 

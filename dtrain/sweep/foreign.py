@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from dtrain.sweep import space
 from dtrain.sweep.jobs import Request, is_private
 
 WORD = re.compile(r"\+*hydra[/.](launcher|sweeper)\b")
+PACKAGES = {
+    "hydra-joblib-launcher": ("joblib",), "hydra-submitit-launcher": ("submitit_local", "submitit_slurm"),
+    "hydra-ray-launcher": ("ray", "ray_aws"), "hydra-rq-launcher": ("rq",), "hydra-optuna-sweeper": ("optuna",),
+    "hydra-ax-sweeper": ("ax",), "hydra-nevergrad-sweeper": ("nevergrad",),
+}  # fmt: skip
+"""Package -> the launchers or sweepers in it."""
 QUEUES = ("submitit_slurm",)
 """Launchers whose workers run elsewhere, and outlive the command."""
 
@@ -52,6 +59,7 @@ def split(words: Sequence[str]) -> tuple[list[str], Foreign]:
         for word in hydras
         if word.startswith(f"hydra.{kind}.") and not name
     ]
+    problems += _missing(foreign)
     private = [word.key for word in typed(ours)[0] if is_private(word)]
     if foreign.launcher and private:
         problems.append(
@@ -61,6 +69,23 @@ def split(words: Sequence[str]) -> tuple[list[str], Foreign]:
     if problems:
         raise WordsError(*problems)
     return ours, foreign
+
+
+def _missing(foreign: Foreign) -> list[str]:
+    """A sentence for each of the two whose package is known and not installed."""
+    return [
+        f"hydra/{kind}={name} (command line): the package {package} is not installed. Type pip install {package}."
+        for kind, name in (("launcher", foreign.launcher), ("sweeper", foreign.sweeper))
+        for package, names in PACKAGES.items()
+        if name in names and package.endswith(kind) and not is_installed(package)
+    ]
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def searchpath() -> list[str]:

@@ -7,13 +7,14 @@ metrics, status and changed words.
     dtrain runs best runs/sweep figure=eval_f1 best_is=highest     by another metric
     dtrain runs rm runs/a runs/b             asks, then removes them completely, unless in use
 
-Words that all runs share are printed once, above the table. Only `rm` changes anything.
+Words that all runs share are printed once, above the table; runs that differ in their seed alone have a row of mean and
+standard deviation below it. Only `rm` changes anything.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -23,7 +24,7 @@ from operator import itemgetter
 from dtrain.compose import connect, provenance
 from dtrain.config.word import cut
 from dtrain.errors import LeaseError, StoreError, WordsError, nearest
-from dtrain.report import runs
+from dtrain.report import runs, seeds
 from dtrain.report.runs import Run
 from dtrain.secrets import masked, screen
 from dtrain.storage import lease, store
@@ -179,8 +180,26 @@ def table(entries: Sequence[Run]) -> str:
         name, when = cut(masked(entry.name)), _when(entry.began)
         status = "stopped early" if entry.status == "stopped" else entry.status
         rows.append((name, when, f"{entry.step:,}", *values, status, changed))
-    text = screen.table(rows)
+    words = {key for key in changes if key not in shared}
+    text = "\n\n".join(filter(None, [screen.table(rows), _over_seeds(seeds.groups(entries), words)]))
     return f"all runs: {' '.join(starmap(_word, shared.items()))}\n{text}" if shared else text
+
+
+def _over_seeds(groups: Sequence[seeds.Group], words: Container[str]) -> str:
+    """Mean and standard deviation of runs that differ in their seed alone; `words`: the keys that are shown."""
+    if not groups:
+        return ""
+    figures = list(dict.fromkeys(name for group in groups for name in group.figures))
+    rows = [("seeds", *(cut(name, 40) for name in figures), "changed")]
+    for group in groups:
+        means = [_spread(*group.figures[name]) if name in group.figures else "-" for name in figures]
+        changed = " ".join(_word(key, text) for key, text in group.words.items() if key in words)
+        rows.append((str(group.runs), *means, changed))
+    return screen.table(rows)
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return f"{mean:.5g} ± {deviation:.2g}"
 
 
 def _at(value: float, step: int) -> str:

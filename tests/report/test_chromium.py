@@ -127,6 +127,19 @@ def test_filter_sort_choice_and_stroke_change_all_parts_of_the_page(browser: Chr
     assert browser.complaints() == []
 
 
+def test_a_curve_of_one_point_is_a_dot(browser: Chromium, tmp_path: Path) -> None:
+    job(tmp_path / "a", "0.1", losses=[3.0])
+    shown(tmp_path / "a")
+    browser.open(f"file://{tmp_path}/a/report.html", width=1440)
+    dots = browser.evaluate(
+        "(() => { const dots = []; Plot.prototype.dot = function (x, y) { dots.push([x, y]); }; "
+        "for (const plot of plots) plot.redraw(); return dots; })()"
+    )
+    assert len(dots) >= browser.evaluate("document.querySelectorAll('canvas').length"), (
+        "the held-out one has had its dots"
+    )
+
+
 def test_values_beyond_the_shown_range_are_told_at_the_end_of_their_axis(browser: Chromium, tmp_path: Path) -> None:
     root = tmp_path / "s"
     for number in range(20):

@@ -112,6 +112,7 @@ def test_a_job_that_fails_ends_a_sweeper_that_wants_its_figure(walking: dict[str
     [
         (["hydra/launcher=nope"], "Could not find 'hydra/launcher/nope'"),
         (["hydra/sweeper=nope"], "Could not find 'hydra/sweeper/nope'"),
+        (["hydra/launcher=rq"], "the package hydra-rq-launcher is not installed. Type pip install hydra-rq-launcher."),
         (["hydra.launcher.n_jobs=2"], "Type hydra/launcher=<name> too"),
         (["hydra/launcher=basic", "hydra.launcher.nope=2"], "hydra.launcher.nope"),
     ],

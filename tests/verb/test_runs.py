@@ -58,6 +58,18 @@ def names(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines[head + 1 :]]
 
 
+def test_runs_that_differ_in_their_seed_alone_have_a_mean(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed, lr, loss in (("a", 1, 0.5, 1.0), ("b", 2, 0.5, 3.0), ("c", 1, 0.25, 7.0)):
+        config = made(name, lr=lr, eval_loss=loss) / "config.yaml"
+        config.write_text(re.sub(r"\nseed: \d+.*", f"\nseed: {seed}  # command line", config.read_text()))
+    lines = shown(capsys, "runs")
+    head = next(number for number, line in enumerate(lines) if line.startswith("seeds "))
+    (row,) = lines[head + 1 :]
+    assert row.split()[:4] == ["2", "2", "±", "1.4"] and "optim.lr=0.5" in row, "one seed alone has no mean"
+
+
 def test_a_line_says_what_differs_and_what_is_shared_stands_once(
     made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ VERBS = {
     "stop": "ask the job of a run, submitted to a scheduler, to save and stop",
     "sweep": "work: take jobs of a sweep on this host too; ls, best, why: its jobs, the best, what failed; retry, stop",
     "diff": "show the differences between runs, recipes or lists of words",
+    "why": "say why a run is slower than planned: predicted beside measured",
     "new": "create a small project in a new folder: a model, a dataset, a recipe and a test",
     "completion": "print a completion script for bash, zsh or fish",
 }

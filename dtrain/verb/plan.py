@@ -45,9 +45,9 @@ def run(words: Sequence[str]) -> int:
 
         return verb.run(words[1:])
     if words[:1] == ["why"] or "--why" in words:
-        from dtrain.verb import why
+        from dtrain.verb import plan_why
 
-        return why.run([word for word in words if word not in ("why", "--why")])
+        return plan_why.run([word for word in words if word not in ("why", "--why")])
     for_tools = list(words[:1]) == ["json"]
     words = words[for_tools:]
     config, cluster = compose(words), detect()

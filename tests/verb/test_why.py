@@ -1,0 +1,59 @@
+"""`dtrain why`: what was predicted of a run beside what its files say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import StoreError, WordsError
+from dtrain.verb import train, why
+
+WORDS = (
+    "model.layers=1",
+    "data=synthetic",
+    "steps=30",
+    "logger=[]",
+    "launcher=inline",
+    "devices=1",
+    "generate.tokens=0",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("why") / "run"
+    assert train.run([*WORDS, f"out={out}"]) == 0
+    return out
+
+
+def shown(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str, str]:
+    capsys.readouterr()
+    assert why.run([str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:16].strip(): line[16:] for line in lines}
+
+
+def test_measured_stands_beside_predicted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = shown(capsys, run)
+    predicted, measured, times = rows["peak of a rank"].replace(" MiB", "").split()
+    assert float(times.rstrip("x")) == pytest.approx(float(measured) / float(predicted), rel=0.02)
+    assert 0.5 < float(times.rstrip("x")) < 2, "Python and torch count on both sides"
+    assert "30 steps" in rows["wall"]
+
+
+def test_a_run_that_was_slow_is_told_what_to_type(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its steps are made 1,000 times as long, and one of them 50,000 times."""
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [{**row, "step_seconds": row["step_seconds"] * (1e3 if row["step"] != 20 else 5e4)} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = shown(capsys, run)
+    assert "slower than usual for a" in told["time"] and "dtrain doctor" in told["type"]
+    assert "1 of them slow" in told["wall"]
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="find a run at"):
+        why.run([str(tmp_path)])
+    with pytest.raises(WordsError, match="not 0"):
+        why.run([])

@@ -15,7 +15,6 @@ WORDS = (
     "logger=[]",
     "launcher=inline",
     "devices=1",
-    "generate.tokens=0",
 )
 
 

@@ -29,7 +29,7 @@ def shown(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str, str]:
     capsys.readouterr()
     assert why.run([str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    return {line[:16].strip(): line[16:] for line in lines}
+    return {name.strip(): rest for name, _, rest in (line.strip().partition("  ") for line in lines)}
 
 
 def test_measured_stands_beside_predicted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

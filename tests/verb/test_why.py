@@ -48,7 +48,7 @@ def test_a_run_that_was_slow_is_told_what_to_type(run: Path, capsys: pytest.Capt
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = shown(capsys, run)
     assert "slower than usual for a" in told["time"] and "dtrain doctor" in told["type"]
-    assert "1 of them slow" in told["wall"]
+    assert "of them slow, which took more than the median by" in told["wall"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

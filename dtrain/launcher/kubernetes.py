@@ -116,6 +116,10 @@ class Kubernetes:
         has_ended = any(each["type"] in ENDED and each["status"] == "True" for each in conditions)
         return bool(text.strip()) and not has_ended
 
+    def waiting(self, job: str) -> str:
+        """`reading` tells it, pod by pod."""
+        return ""
+
     def cancel(self, job: str, *, save: bool) -> None:
         """Delete the job; its pods have `grace` seconds to save, or one."""
         resource = KINDS[self._kind].resource

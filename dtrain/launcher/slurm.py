@@ -55,6 +55,7 @@ trap 'failed $LINENO' ERR
 {lines}
 trap - ERR
 set +eu
+[ -n "$stop" ] && exit 75
 """
 """Around lines of the user. No `set -e` or `set -u`: activate scripts use unset variables, and commands that fail."""
 SCRIPT = """\
@@ -62,8 +63,7 @@ trap 'limit=1; ${{run:+kill -TERM $run}}' USR1  # the time limit is near
 trap 'stop=1; ${{run:+kill -TERM $run}} 2> /dev/null' USR2  # Ctrl-C, or dtrain stop
 trap : TERM  # preempted or cancelled: every step gets it
 cd {folder} || exit 3
-{setup}[ -n "$stop" ] && exit 75
-{command} &
+{setup}{command} &
 run=$!
 while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
 if [ "$code" = 75 ] && [ -n "$limit" ]; then
@@ -135,7 +135,8 @@ class Slurm:
         state, reason, begin, restarts = states[0]
         again = " again" if restarts.isdecimal() and int(restarts) else ""
         when = f"Slurm expects it to begin at {begin}" if begin[:1].isdecimal() else "Slurm cannot say when it begins"
-        return f"job {job} is {WAITS[state]}{again} ({reason}); {when}"
+        why = f" ({reason})" if reason not in ("", "None") else ""
+        return f"job {job} is {WAITS[state]}{again}{why}; {when}"
 
     def cancel(self, job: str, *, save: bool) -> None:
         if save:

@@ -236,7 +236,7 @@ def test_a_job_that_is_preempted_comes_back_and_loses_no_step(queue: dict[str, s
     steps = [row["step"] for row in rows(place / "a")]
     assert steps == list(range(1, len(steps) + 1))
     text = (place / "said").read_text()
-    assert text.count("note: the job is preempted; Slurm queues it again") == 3 and " is queued again (" in text, text
+    assert text.count("\nnote: the job is preempted; Slurm queues it again") == 3 and " is queued again (" in text, text
     assert "interrupted" in commands.run("runs", ".", cwd=place, env=queue).stdout
     assert len(started(place / "a")) == 4 and sorted(set(started(place / "a"))) == started(place / "a")
 

@@ -51,14 +51,14 @@ def connect(
     began, patience = time.monotonic(), min(wait, LAUNCHER_SECONDS) if shared else wait
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
-        wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
+        try_for = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
         open_store = _open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False)
-        opening = partial(open_store, host, port, world, timeout=wait)
+        opening = partial(open_store, host, port, world, timeout=try_for)
         waited = time.monotonic() - began
         try:
             if not is_master:
-                socket.create_connection((host, port), timeout=wait.total_seconds()).close()
-            store = within(wait.total_seconds() + 1.0, opening)
+                socket.create_connection((host, port), timeout=try_for.total_seconds()).close()
+            store = within(try_for.total_seconds() + 1.0, opening)
             store.set_timeout(datetime.timedelta(seconds=seconds))
             return store
         except (OSError, RuntimeError, queue.Empty) as error:  # torch's DistNetworkError is a RuntimeError

@@ -49,9 +49,9 @@ class Kubernetes:
 
     def __init__(
         self, *, image: str, kind: str, namespace: str | None, context: str | None, folder: str | None, python: str,
-        volumes: Sequence[str], env: Mapping[str, Any], env_from: Sequence[str], labels: Mapping[str, Any], gpu: str,
-        memory: str | None, shm: str | None, patch: Mapping[str, Any], runtime: str, grace: int, backoff: int,
-        detach: bool, restarts: int, silence: float, wait: float,
+        volumes: Sequence[str], env: Mapping[str, Any], env_from: Sequence[str], labels: Mapping[str, Any],
+        queue: str | None, gpu: str, memory: str | None, shm: str | None, patch: Mapping[str, Any], runtime: str,
+        grace: int, backoff: int, detach: bool, restarts: int, silence: float, wait: float,
     ) -> None:  # fmt: skip
         self.detach = detach
         self._kind, self._where = kind, {"namespace": _text(namespace), "context": _text(context)}
@@ -63,6 +63,7 @@ class Kubernetes:
         self._job: dict[str, Any] = {
             "labels": {str(name): value for name, value in labels.items()},
             "backoff": backoff,
+            "queue": _text(queue),
             "runtime": runtime,
         }
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait}

@@ -138,7 +138,8 @@ class Kubernetes:
         path.write_bytes(b"")
         reader = _LogReader(self._command(), job, KINDS[self._kind].container, path, ended)
         thread = threading.Thread(target=reader.run, name="dtrain-logs", daemon=True)
-        pending = threading.Thread(target=Pending(self._ask, job, ended).run, name="dtrain-pending", daemon=True)
+        waits = Pending(self._ask, KINDS[self._kind].resource, job, ended)
+        pending = threading.Thread(target=waits.run, name="dtrain-pending", daemon=True)
         for each in (thread, pending):
             each.start()
         try:

@@ -119,7 +119,7 @@ def _stated(of: Mapping[str, Any], table: Mapping[str, str], where: str) -> list
 
 
 def _of_containers(spec: Mapping[str, Any], ours: str, volumes: Sequence[str] | None) -> Iterator[str]:
-    """What cannot be merged, or names what is not there."""
+    """Items that cannot be merged, or that name a container or volume which is not there."""
     lists = {name: spec.get(name) or [] for name in ("containers", "initContainers", "volumes")}
     for name in [name for name, items in lists.items() if not all(item and item.get("name") for item in items)]:
         yield f"{name} is no list of items with a name, by which they are merged."
@@ -133,7 +133,7 @@ def _of_containers(spec: Mapping[str, Any], ours: str, volumes: Sequence[str] | 
 
 
 def _of_ours(container: Mapping[str, Any], gpu: str, ours: re.Pattern[str]) -> Iterator[str]:
-    """What other words state of the resources, variables and mounts of the run's container."""
+    """Resources, variables and mounts of the run's container that other words state."""
     words = {gpu: "devices=<number>", "memory": "launcher.memory=<size>"}
     for kind in ("limits", "requests"):
         for name in words.keys() & {*((container.get("resources") or {}).get(kind) or ())}:

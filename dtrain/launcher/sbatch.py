@@ -11,7 +11,7 @@ from dtrain.config.word import cut
 
 OPTION = re.compile(r"(?:#SBATCH\s+)?(?:--(?P<long>[a-z][a-z-]*)(?:=|\s+|$)|-(?P<short>[A-Za-z])=?\s*)(?P<value>.*)")
 PLAIN = re.compile(r"[\w.:,@/+*%&|()\[\]=~^!-]*")
-"""What a line of #SBATCH takes without quotes: outside of them, # begins a comment."""
+"""Values that a line of #SBATCH takes without quotes: outside of them, # begins a comment."""
 LETTERS: Mapping[str, str] = {
     "A": "account", "D": "chdir", "G": "gpus", "J": "job-name", "M": "clusters", "N": "nodes", "V": "version",
     "W": "wait", "a": "array", "c": "cpus-per-task", "e": "error", "h": "help", "i": "input", "n": "ntasks",

@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _outcome(out: str) -> str:
-    """What is left of a job that was asked to stop."""
+    """The end of a job that was asked to stop."""
     if store.exists(store.join(out, "sweep.yaml")):
         return "has saved and ended; the same words go on"
     if not detached.has_begun(out):

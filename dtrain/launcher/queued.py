@@ -27,7 +27,7 @@ class Watch:
                 self._asked = time.monotonic()
                 self._tell(self._launcher.waiting(self._job))
         except PreflightError as error:  # the scheduler is started again; jobs run on meanwhile
-            self._tell(f"job {self._job} is not known: its scheduler cannot be reached; {error}")
+            self._tell(f"the scheduler of job {self._job} cannot be reached; {error}")
         return True
 
     def _tell(self, sentence: str) -> None:

@@ -65,7 +65,8 @@ trap : TERM  # preempted or cancelled: every step gets it
 cd {folder} || exit 3
 {setup}{command} &
 run=$!
-while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done
+while kill -0 "$run" 2> /dev/null; do wait "$run"; done  # each signal ends one
+wait "$run"; code=$?
 if [ "$code" = 75 ] && [ -n "$limit" ]; then
   echo "note: the time limit is near; the job is queued again and goes on from its saved state"
   scontrol requeue "$SLURM_JOB_ID"

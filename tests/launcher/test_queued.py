@@ -45,9 +45,9 @@ def test_why_a_job_waits_is_told_when_it_changes_and_every_half_minute(
     for _ in answers:
         seen.append(watch.is_there())
         clock[0] += 10
-    said = [line.removeprefix("note: job 7 is ") for line in capsys.readouterr().err.splitlines()]
-    unknown = "not known: its scheduler cannot be reached; launcher=slurm: squeue: Unable to contact slurm controller."
-    assert said == ["queued (Priority); at 9"] * 2 + ["queued (Resources); at 8", unknown, "queued (Resources); at 8"]
+    unknown = "the scheduler of job 7 cannot be reached; launcher=slurm: squeue: Unable to contact slurm controller."
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"note: {sentence}" for sentence in (first, first, other, unknown, other)]
     assert seen == [True] * 10 + [False]
 
 

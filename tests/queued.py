@@ -41,6 +41,9 @@ class Queued:
     def jobs(self, out: str) -> Collection[str]:
         return [name for name, job in self._jobs.items() if job.poll() is None]
 
+    def waiting(self, job: str) -> str:
+        return ""
+
     def cancel(self, job: str, *, save: bool) -> None:
         self._jobs[job].send_signal(signal.SIGTERM if save else signal.SIGKILL)
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
-from dtrain.backend.rendezvous import StoreWatch, connect, within
+from dtrain.backend.rendezvous import StoreWatch, await_ranks, connect, within
 from dtrain.cluster import network
+from dtrain.config.environment import WAIT
 from dtrain.errors import PreflightError
 
 _kept: dict[int, object] = {}
@@ -65,13 +66,17 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             stack.enter_context(network.on_loopback())  # no rank is elsewhere
         if watched:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = connect(host, port, world, is_master=not shared and rank == 0, shared=shared, seconds=timeout)
+            wait = float(os.environ.get(WAIT, timeout))
+            is_master = not shared and rank == 0
+            store = connect(host, port, world, is_master=is_master, shared=shared, seconds=timeout, wait=wait)
             watch = stack.enter_context(StoreWatch(store, f"{host}:{port}", seconds=timeout, rank=rank))
             # what is left there of another attempt, or group, is waited for in vain:
             # https://github.com/pytorch/pytorch/issues/147064
             attempt, time = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), _met[f"{host}:{port}"]
             store = PrefixStore(f"{os.environ.get('DTRAIN_STORE', '')}attempt-{attempt}-{time}", store)
             _met[f"{host}:{port}"] += 1
+            if WAIT in os.environ:
+                await_ranks(store, rank, world, wait=wait)
         else:
             store = HashStore()
         if gpu and (other := store.compare_set(f"gpu-{gpu}", "", str(rank)).decode()) != str(rank):

@@ -21,6 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported 
 from dtrain.cluster import network
 from dtrain.errors import PreflightError, first_line
 from dtrain.lifecycle import signals, unwatched
+from dtrain.secrets import screen
 
 T = TypeVar("T")
 
@@ -30,6 +31,9 @@ NAME_SECONDS = 8.0
 """Time for a host name to be resolved."""
 LAUNCHER_SECONDS = 60.0
 """Time for the store of a launcher, which runs before its ranks, and for one that another rank opens."""
+LOOK_SECONDS, TELL_SECONDS = 0.05, 10.0
+"""Between two looks for ranks that are missing, and two notes about them."""
+MOST_NAMED = 8
 PING_SECONDS = 10.0
 JOIN_SECONDS = 1.0
 BUSY_SECONDS = 5.0
@@ -38,21 +42,23 @@ cannot be agreed on.
 """
 
 
-def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, seconds: float) -> TCPStore:
-    """The store of the run; the master opens it unless it is `shared`. Signals are handled meanwhile. Raises
-    PreflightError.
+def connect(
+    host: str, port: int, world: int, *, is_master: bool, shared: bool, seconds: float, wait: float
+) -> TCPStore:
+    """The store of the run; the master opens it unless it is `shared`. `seconds`: of its requests. `wait`: for it to be
+    there. Signals are handled meanwhile. Raises PreflightError.
     """
-    began, patience = time.monotonic(), min(seconds, LAUNCHER_SECONDS) if shared else seconds
+    began, patience = time.monotonic(), min(wait, LAUNCHER_SECONDS) if shared else wait
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
-        wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
+        try_for = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
         open_store = _open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False)
-        opening = partial(open_store, host, port, world, timeout=wait)
+        opening = partial(open_store, host, port, world, timeout=try_for)
         waited = time.monotonic() - began
         try:
             if not is_master:
-                socket.create_connection((host, port), timeout=wait.total_seconds()).close()
-            store = within(wait.total_seconds() + 1.0, opening)
+                socket.create_connection((host, port), timeout=try_for.total_seconds()).close()
+            store = within(try_for.total_seconds() + 1.0, opening)
             store.set_timeout(datetime.timedelta(seconds=seconds))
             return store
         except (OSError, RuntimeError, queue.Empty) as error:  # torch's DistNetworkError is a RuntimeError
@@ -67,6 +73,29 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
             if waited >= most:
                 raise PreflightError(sentence) from error
         time.sleep(0.2)
+
+
+def await_ranks(store: Any, rank: int, world: int, *, wait: float) -> None:
+    """Be known to the first rank, which waits for all others: nobody else notices if they never come. Raises
+    PreflightError.
+    """
+    store.set(f"here-{rank}", "")
+    began = told = time.monotonic()
+    missing = [*range(1, world)] if rank == 0 else []
+    while missing := [each for each in missing if not store.check([f"here-{each}"])]:
+        now = time.monotonic()
+        named = [*map(str, missing[:MOST_NAMED]), *["..."] * (len(missing) > MOST_NAMED)]
+        who = f"{len(missing)} of {world} ranks ({', '.join(named)})"
+        if now - began > wait:
+            raise PreflightError(
+                f"rank 0 has waited {wait:g} s for {who}: they did not come. RANK=0 and WORLD_SIZE={world} say that "
+                "others start them. Start them too; if an earlier command left these variables in this shell, type "
+                "unset RANK WORLD_SIZE."
+            )
+        if now - told > TELL_SECONDS:
+            told = now
+            screen.complain(f"rank 0 waits for {who}, {wait - (now - began):.0f} s more", begin="note: ")
+        time.sleep(LOOK_SECONDS)
 
 
 def _open(host: str, port: int, world: int, *, timeout: datetime.timedelta) -> TCPStore:

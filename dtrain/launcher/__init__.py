@@ -81,6 +81,12 @@ class Detached(Launcher, Protocol):
         """The names of jobs of the run at `out` that have not ended. Raises PreflightError if nobody answers."""
         ...
 
+    def waiting(self, job: str) -> str:
+        """Why a job has not begun, or does not go on, as a sentence; what changes all the time follows a semicolon.
+        Empty while it runs. Raises PreflightError if nobody answers.
+        """
+        ...
+
     def cancel(self, job: str, *, save: bool) -> None:
         """Ask the run of a job to save and stop, or end the job at once. Nobody is waited for."""
         ...

@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, why
@@ -18,14 +18,17 @@ def answer(
     install: str,
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> str:
     """The output of a command for `launcher`. `install`: what to do if it is not here. `environment`: beside that of
-    this process. Ctrl-C in the terminal does not reach the command. Raises PreflightError with its own sentence.
+    this process, of which the variables `without` are left out. Ctrl-C in the terminal does not reach the command.
+    Raises PreflightError with its own sentence.
     """
     name = command[0]
+    kept = {variable: value for variable, value in os.environ.items() if variable not in without}
     try:
         done = subprocess.run(
-            command, input=stdin, env={**os.environ, **(environment or {})}, capture_output=True, encoding="utf-8",
+            command, input=stdin, env={**kept, **(environment or {})}, capture_output=True, encoding="utf-8",
             errors="replace", timeout=ANSWER_SECONDS, check=True, start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError as error:

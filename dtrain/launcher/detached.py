@@ -1,7 +1,7 @@
 """Runs that a job serves on its first node: the command writes the plan under `out`, submits the job and follows it.
 
     <out>/submitted.json      the plan, signed with the secret that the job has in its environment
-    <out>/engine.json         the job
+    <out>/engine.json         the job, and how a user ended it
     <out>/starts.json         the newest step at each of its starts
     <out>/submission/         the lease of the command that is submitting it
 
@@ -18,7 +18,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,18 @@ from dtrain.config import files
 from dtrain.config.environment import HANDED, LEASE, LEASE_OWNER, SECRET
 from dtrain.config.facts import fact
 from dtrain.config.word import cut
-from dtrain.errors import FOR_GOOD, DtrainError, LeaseError, PreflightError, RankError, StoreError, WordsError
+from dtrain.errors import (
+    FOR_GOOD,
+    DtrainError,
+    LeaseError,
+    PreflightError,
+    RankError,
+    Status,
+    StoreError,
+    WordsError,
+)  # fmt: skip
 from dtrain.launcher import Detached
+from dtrain.launcher.queued import Watch
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -42,6 +52,8 @@ SUBMIT_SECONDS = 600.0
 """The longest wait for another command that submits the run's job."""
 MOST_BYTES = 1 << 20
 """The most of a log that is read at once."""
+HOW: tuple[Status, ...] = ("interrupted", "stopped")
+"""How a user ends the run of a job: by Ctrl-C where it is followed, or by dtrain stop."""
 RESULT, ENGINE, STARTS, FAILURE = "result.json", "engine.json", "starts.json", "failure.json"
 
 
@@ -179,43 +191,76 @@ def _note(out: str, name: str, contents: Mapping[str, Any]) -> None:
     store.write(store.join(out, name), json.dumps(contents).encode())
 
 
+def ask_to_stop(launcher: Detached, out: str, job: str, how: Status) -> None:
+    """Ask the run of a job to save and stop, and record `how` a user did: its ranks see the signal of a preemption."""
+    with suppress(StoreError):  # it is stopped nevertheless
+        _note(out, ENGINE, {**_contents(out, ENGINE), "ended": how})
+    launcher.cancel(job, save=True)
+
+
+def ended(out: str, status: str) -> str:
+    """The status of a run as its user knows it."""
+    how = _contents(out, ENGINE).get("ended") if status == "preempted" else status
+    return how if how in HOW else status
+
+
+def has_begun(out: str) -> bool:
+    """Whether the run of the job at `out` was started on its first node."""
+    return bool(_contents(out, STARTS))
+
+
+def job_there(out: str) -> str:
+    """The job of the run at `out` that is queued or runs, as far as its scheduler answers; empty if there is none."""
+    try:
+        launcher, job = job_of(out)
+        return job if job in launcher.jobs(out) else ""
+    except DtrainError:
+        return ""
+
+
 def follow(plan: Plan, launcher: Detached, job: str, stop: Sequence[int]) -> Result:
-    """Show what the job says until it has ended. The first signal in `stop` asks its run to save and stop, the second
-    ends it at once.
+    """Show what the job says, and why it waits, until it has ended. The first signal in `stop` asks its run to save and
+    stop, the second ends it at once.
 
     Raises RankError with the root cause if the run has failed, and PreflightError if its nodes have refused it.
     """
     before = _contents(plan.out, RESULT)
-    log, begun = _Log(launcher.log(plan.out, job)), time.monotonic()
+    log, begun, watch = _Log(launcher.log(plan.out, job)), time.monotonic(), Watch(launcher, plan.out, job)
     screen.say(f"job {job} runs it · {log.path}")
     with launcher.reading(plan.out, job):
         asked = 0
-        while is_queued(launcher, plan.out, job):
+        while watch.is_there():
             log.show()
             if asked < min(len(stop), 2):
                 asked += 1
-                launcher.cancel(job, save=asked == 1)
+                if asked == 1 and stop[0] == signal.SIGINT:
+                    ask_to_stop(launcher, plan.out, job, "interrupted")
+                else:
+                    launcher.cancel(job, save=asked == 1)
             time.sleep(min(max(LOOK_SECONDS[0], (time.monotonic() - begun) / 60), LOOK_SECONDS[1]))
     log.show()
     after, facts = _contents(plan.out, RESULT), _contents(plan.out, FAILURE)
     if stop and (len(stop) > 1 or after == before):
         raise signals.StopRequested(stop[0])
     if facts or not after or after == before:
-        message = facts.get("message", f"job {job} ended without a result: see {log.path}")
-        is_refused = facts.get("exit_code") == PreflightError.exit_code
-        error = PreflightError(str(message)) if is_refused else RankError(str(message))
-        error.facts = facts
-        raise error
+        raise _failure(plan.out, job, facts, log)
     result = Result(**after)
-    return replace(result, status="interrupted") if [*stop[:1]] == [signal.SIGINT] else result
+    how: Status = next((each for each in HOW if each == ended(plan.out, result.status)), result.status)
+    return replace(result, status=how)
 
 
-def is_queued(launcher: Detached, out: str, job: str) -> bool:
-    """Whether a job has not ended, as far as its scheduler answers."""
-    try:
-        return job in launcher.jobs(out)
-    except PreflightError:  # the scheduler is started again
-        return True
+def _failure(out: str, job: str, facts: Mapping[str, Any], log: "_Log") -> DtrainError:
+    """Why a job has no result, as an error."""
+    if facts:
+        message, is_refused = str(facts.get("message", "")), facts.get("exit_code") == PreflightError.exit_code
+    else:
+        is_refused = not has_begun(out)
+        when = "before its run began" if is_refused else "without a result"
+        last = f": {cut(log.last)}" if log.last else ""
+        message = f"job {job} ended {when}{last}. Its log: {log.path}"
+    error = PreflightError(message) if is_refused else RankError(message)
+    error.facts = facts
+    return error
 
 
 class _Log:
@@ -223,6 +268,8 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self.path, self._shown = path, path.stat().st_size if path.exists() else 0
+        self.last = ""
+        """The last line that was shown."""
 
     def show(self) -> None:
         """Show whole lines that are new; a file that became shorter is shown from its begin."""
@@ -239,7 +286,9 @@ class _Log:
                     if not text:
                         break
                     self._shown += len(text)
-                    screen.say(text.decode(errors="replace"), end="")
+                    shown = text.decode(errors="replace")
+                    self.last = next((line for line in reversed(shown.splitlines()) if line.strip()), self.last)
+                    screen.say(shown, end="")
         except OSError:  # the job has not begun, or its file system hangs
             return
 

@@ -19,7 +19,7 @@ from dtrain.build import has_given
 from dtrain.cluster import Cluster, network
 from dtrain.cluster.allocation import OF_RANKS, adopt, external
 from dtrain.cluster.allocation import External as Place
-from dtrain.config.environment import SECRET
+from dtrain.config.environment import SECRET, WAIT
 from dtrain.config.facts import fact
 from dtrain.errors import EXIT_CODES, PreflightError, RankError
 from dtrain.launcher import process
@@ -75,6 +75,7 @@ class External:
             adopt(os.environ, place, local_world=plan.devices)
             if not addressed:
                 os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+            os.environ[WAIT] = str(self._wait)
             return _rank(plan)
 
     def _node(self, plan: Plan, place: Place, host: str, port: int) -> Result:

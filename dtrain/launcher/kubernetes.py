@@ -49,9 +49,9 @@ class Kubernetes:
 
     def __init__(
         self, *, image: str, kind: str, namespace: str | None, context: str | None, folder: str | None, python: str,
-        volumes: Sequence[str], env: Mapping[str, Any], env_from: Sequence[str], labels: Mapping[str, Any], gpu: str,
-        memory: str | None, shm: str | None, patch: Mapping[str, Any], runtime: str, grace: int, backoff: int,
-        detach: bool, restarts: int, silence: float, wait: float,
+        volumes: Sequence[str], env: Mapping[str, Any], env_from: Sequence[str], labels: Mapping[str, Any],
+        queue: str | None, gpu: str, memory: str | None, shm: str | None, patch: Mapping[str, Any], runtime: str,
+        grace: int, backoff: int, detach: bool, restarts: int, silence: float, wait: float,
     ) -> None:  # fmt: skip
         self.detach = detach
         self._kind, self._where = kind, {"namespace": _text(namespace), "context": _text(context)}
@@ -63,6 +63,7 @@ class Kubernetes:
         self._job: dict[str, Any] = {
             "labels": {str(name): value for name, value in labels.items()},
             "backoff": backoff,
+            "queue": _text(queue),
             "runtime": runtime,
         }
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait}
@@ -116,6 +117,10 @@ class Kubernetes:
         has_ended = any(each["type"] in ENDED and each["status"] == "True" for each in conditions)
         return bool(text.strip()) and not has_ended
 
+    def waiting(self, job: str) -> str:
+        """`reading` tells it, pod by pod."""
+        return ""
+
     def cancel(self, job: str, *, save: bool) -> None:
         """Delete the job; its pods have `grace` seconds to save, or one."""
         resource = KINDS[self._kind].resource
@@ -133,7 +138,8 @@ class Kubernetes:
         path.write_bytes(b"")
         reader = _LogReader(self._command(), job, KINDS[self._kind].container, path, ended)
         thread = threading.Thread(target=reader.run, name="dtrain-logs", daemon=True)
-        pending = threading.Thread(target=Pending(self._ask, job, ended).run, name="dtrain-pending", daemon=True)
+        waits = Pending(self._ask, KINDS[self._kind].resource, job, ended)
+        pending = threading.Thread(target=waits.run, name="dtrain-pending", daemon=True)
         for each in (thread, pending):
             each.start()
         try:

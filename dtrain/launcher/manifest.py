@@ -2,22 +2,35 @@
 PyTorchJob. Each pod is a node and executes the same command; its index tells it which one.
 """
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.cluster.allocation import PORT
+from dtrain.cluster import network
 from dtrain.errors import EXIT_CODES, FOR_GOOD, PreflightError, WordsError
+from dtrain.launcher import apart
 from dtrain.planned import Plan
+from dtrain.predict import formulas
+from dtrain.predict.memory import memory as predicted
 
 Object = dict[str, Any]
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of all objects of a run: the name of its job."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label by which Kueue knows the queue of a job."""
 KEPT_SECONDS = 86_400
 """How long a job that has ended is kept, with the logs of its pods."""
 OF_A_CORE = 900
-"""Thousandths of the core of a thread that a pod requests: a node keeps some of its cores for kubelet and daemons."""
+"""Thousandths of each core that a pod requests: a node keeps some of its cores for kubelet and daemons."""
+OF_A_RANK, SPARE = 4 << 30, 1.25
+"""Bytes of a host that Python, torch and the libraries of a GPU take beside what is predicted, and a share for files
+and the rest. Both are assumptions.
+"""
+NODE_PORTS = 30000 - network.PORTS.start
+"""Ports from 30000 on are those of services (--service-node-port-range)."""
 MANAGER = "dtrain.launcher/kubernetes"
 """Owner of our patches to the runtime of a TrainJob."""
 
@@ -67,8 +80,9 @@ class Pods:
 
 
 def objects(kind: str, name: str, plan: Plan, pods: Pods, *, labels: Mapping[str, str], backoff: int,
-            runtime: str) -> list[Object]:  # fmt: skip
+            runtime: str, queue: str | None) -> list[Object]:  # fmt: skip
     """The objects to create; the last is the job."""
+    labels = {**labels, **({QUEUE: queue} if queue else {})}
     template = _template(KINDS[kind], name, plan, pods)
     if kind == "job":
         return [_service(name), _job(kind, name, labels, _indexed(plan, template, backoff, KEPT_SECONDS))]
@@ -203,7 +217,7 @@ def _template(kind: Kind, name: str, plan: Plan, pods: Pods) -> Object:
 def _environment(kind: Kind, name: str, pods: Pods) -> list[Object]:
     plain = dict(pods.env)
     if kind.first:
-        plain |= {"MASTER_ADDR": kind.first.format(name=name), "MASTER_PORT": str(PORT)}
+        plain |= {"MASTER_ADDR": kind.first.format(name=name), "MASTER_PORT": str(_port(name))}
     secrets = [*((name, variable, variable) for variable in pods.own), *pods.env_from]
     return [
         *({"name": variable, "value": _verbatim(value)} for variable, value in plain.items()),
@@ -214,13 +228,35 @@ def _environment(kind: Kind, name: str, pods: Pods) -> list[Object]:
     ]
 
 
+def _port(name: str) -> int:
+    """Where the first pod serves the run: another port for each job, for pods that share the network of a node."""
+    return network.PORTS.start + int(hashlib.sha256(name.encode()).hexdigest(), 16) % NODE_PORTS
+
+
 def _resources(plan: Plan, pods: Pods) -> Object:
+    """The cores of its threads, or its share of the node's where other pods have the other GPUs, and the memory that is
+    predicted, without a limit.
+    """
+    cores, gpus = plan.devices * plan.threads * OF_A_CORE, plan.cluster.get("gpus") or 0
+    if plan.device == "cuda" and plan.devices < gpus:
+        cores = min(cores, plan.cluster["cpus"] * OF_A_CORE * plan.devices // gpus)
     limits = {"memory": pods.memory} if pods.memory else {}
-    cores = plan.devices * plan.threads * OF_A_CORE
-    requests = {"cpu": f"{cores}m" if cores % 1000 else str(cores // 1000), **limits}
+    asked = _predicted_bytes(plan)
+    memory = limits or ({"memory": f"{math.ceil(asked / (1 << 20))}Mi"} if asked else {})
+    requests = {"cpu": f"{cores}m" if cores % 1000 else str(cores // 1000), **memory}
     if plan.device == "cuda":
         limits = {**limits, pods.gpu: str(plan.devices)}
     return {"requests": requests, **({"limits": limits} if limits else {})}
+
+
+def _predicted_bytes(plan: Plan) -> int:
+    """Memory of the host that the ranks of a pod take; 0 if it is not known without building the model."""
+    shapes = formulas.shapes(plan) or apart.known(plan)
+    if shapes is None:
+        return 0
+    memory = predicted(plan, shapes)
+    rank = memory.host + memory.copies + OF_A_RANK + (0 if plan.device == "cuda" else memory.peak)
+    return int(plan.devices * rank * SPARE)
 
 
 def _verbatim(text: str) -> str:

@@ -6,10 +6,12 @@ One process of it starts an agent on each node. Ranks talk by dtrain's backend; 
 import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
+from dtrain.launcher import sbatch
 from dtrain.launcher.children import Children
 from dtrain.launcher.local import attached
 from dtrain.planned import Plan
@@ -22,6 +24,15 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "slurm": ("--nodes={nodes}", "--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--input=none"),
 }  # fmt: skip
 """Text of the answer to --version -> arguments for one process on each node."""
+OF_MPI = (
+    "n", "np", "c", "N", "ppn", "perhost", "ppr", "npernode", "npersocket", "pernode", "map-by", "bind-to", "app",
+    "configfile", "wdir", "wd", "output-filename",
+)  # fmt: skip
+OF_SRUN = (
+    "nodes", "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "output", "error",
+    "input", "export", "export-file", "chdir",
+)  # fmt: skip
+"""Options of processes, their place and their output, which the plan states."""
 VERSION_SECONDS = 30.0
 
 
@@ -41,12 +52,20 @@ class Mpi:
         self._arguments, self._passes_all, self._children = list[str](), True, Children()
 
     def describe(self, plan: Plan) -> str:
+        """Raises WordsError for options that the plan states."""
+        if wrong := [each for each in self._command[1:] if _is_stated(each, by=self._command[0])]:
+            raise WordsError(
+                f"launcher.command: {cut(wrong[0])!r} is not yours to say: dtrain starts one agent on each of "
+                f"nodes={plan.nodes}, in this folder, and shows what it says. Leave it out; type nodes=<hosts> "
+                "devices=<ranks of a host>."
+            )
         return f"{shlex.join(self._command)}: {plan.nodes} x python -m dtrain.launcher.local.agent <address>"
 
     def launch(self, plan: Plan) -> Result:
         return attached.launch(plan, engine=self, **self._serving)
 
     def prepare(self, plan: Plan) -> None:
+        self.describe(plan)
         version = self._version()
         kind = next((kind for kind in ARGUMENTS if kind in version), None)
         if kind is None:
@@ -82,3 +101,13 @@ class Mpi:
             reason = why(error) if isinstance(error, OSError) else f"no answer within {VERSION_SECONDS:g} s"
             raise PreflightError(f"launcher=mpi: {self._command[0]} --version: {reason}.") from error
         return answer.stdout + answer.stderr
+
+
+def _is_stated(argument: str, *, by: str) -> bool:
+    """Whether an argument of a launcher says how many processes are started, where, or what; `:` begins others."""
+    if "srun" not in Path(by).name:
+        return argument == ":" or (argument.startswith("-") and argument.lstrip("-").partition("=")[0] in OF_MPI)
+    try:
+        return argument.startswith("-") and sbatch.stated(sbatch.option(argument).name) in OF_SRUN
+    except ValueError:
+        return False

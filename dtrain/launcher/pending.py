@@ -20,8 +20,8 @@ Ask = Callable[..., str]
 class Pending:
     """Says why pods of a job wait, each time that it changes."""
 
-    def __init__(self, ask: Ask, job: str, ended: threading.Event) -> None:
-        self._ask, self._job, self._ended, self._said = ask, job, ended, list[str]()
+    def __init__(self, ask: Ask, resource: str, job: str, ended: threading.Event) -> None:
+        self._ask, self._resource, self._job, self._ended, self._said = ask, resource, job, ended, list[str]()
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -31,7 +31,8 @@ class Pending:
         """Say what is not said yet."""
         try:
             pods = json.loads(self._ask("get", "pods", f"--selector={INSTANCE}={self._job}", "--output=json"))["items"]
-            sentences = list(dict.fromkeys(sentence for pod in pods for sentence in _of(pod))) or self._failed()
+            sentences = list(dict.fromkeys(sentence for pod in pods for sentence in _of(pod)))
+            sentences = sentences or self._failed() or ([] if pods else self._suspended())
         except (PreflightError, ValueError, LookupError):  # nobody answers now
             return
         for sentence in sentences:
@@ -44,6 +45,12 @@ class Pending:
         selector = f"--field-selector=involvedObject.name={self._job},reason=FailedCreate"
         events = json.loads(self._ask("get", "events", selector, "--sort-by=.lastTimestamp", "--output=json"))["items"]
         return [f"no pod can be created: {cut(str(event.get('message', '')), 400)}" for event in events[-1:]]
+
+    def _suspended(self) -> list[str]:
+        """A queue such as Kueue's takes the suspension away once it admits the job."""
+        spec = json.loads(self._ask("get", self._resource, self._job, "--output=json"))["spec"]
+        waits = spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")
+        return ["it is suspended until its queue admits it"] if waits else []
 
 
 def _of(pod: Mapping[str, Any]) -> Iterator[str]:

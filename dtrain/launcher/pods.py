@@ -11,7 +11,9 @@ from dtrain.cluster.allocation import OF_RANKS
 from dtrain.config import files
 from dtrain.config.environment import HANDED, SECRET
 from dtrain.config.word import cut
-from dtrain.launcher.manifest import KINDS
+from dtrain.launcher import patch
+from dtrain.launcher.manifest import INSTANCE, KINDS, QUEUE
+from dtrain.launcher.patch import SHM
 from dtrain.planned import Plan
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
@@ -21,7 +23,8 @@ NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
 """A DNS subdomain: names of most objects."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kMGTPE]|[KMGTPE]i)?")
-SHM = "/dev/shm"
+FINDS = (INSTANCE, "app.kubernetes.io/name")
+"""Labels of ours, by which pods are found."""
 IMAGE = re.compile(r"[\w][\w.:/@-]{0,500}", re.ASCII)
 KEY = re.compile(rf"({NAME.pattern}/)?[A-Za-z0-9]([\w.-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 """Of a label, or a resource."""
@@ -68,7 +71,13 @@ def problems(
         if not KEY.fullmatch(str(key)) or not _is_text(value) or not VALUE.fullmatch(str(value)):
             yield f"launcher.labels: {cut(f'{key}: {value}')!r} is no label of Kubernetes."
     yield from _places(plan, lists["volumes"])
-    yield from _patch(pods["patch"], KINDS[kind].container)
+    volumes = None if kind == "trainjob" else ["shm", *(f"volume-{number}" for number in range(len(pods["volumes"])))]
+    yield from patch.problems(
+        pods["patch"], container=KINDS[kind].container, gpu=pods["gpu"], labels=FINDS, ours=OURS, volumes=volumes
+    )
+    if wrong := {*job["labels"]}.intersection(FINDS):
+        yield f"launcher.labels: by {min(wrong)} the pods are found. Leave it out."
+    yield from _queue(job["queue"], job["labels"])
     if kind == "trainjob" and job["backoff"] != files.node("launcher", "kubernetes")["backoff"]:
         yield "launcher.backoff: a TrainJob has the failure policy of its runtime. Leave it out."
     if kind == "trainjob" and pods["folder"] is not None:
@@ -78,6 +87,13 @@ def problems(
             f"nodes={min(plan.allowed)}:{max(plan.allowed)}: launcher.kind={kind} starts a fixed number of pods. Type "
             f"launcher.kind=job, or nodes={max(plan.allowed)}."
         )
+
+
+def _queue(queue: str | None, labels: Mapping[str, Any]) -> Iterator[str]:
+    if queue is not None and not VALUE.fullmatch(queue):
+        yield f"launcher.queue={cut(queue)!r} is no name of a queue: letters, digits, -, _ and dots."
+    if queue is not None and QUEUE in labels:
+        yield f"launcher.queue={cut(queue)} and launcher.labels both name a queue. Leave one out."
 
 
 def _texts(where: Mapping[str, str | None], pods: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[str]:
@@ -154,30 +170,3 @@ def _places(plan: Plan, volumes: Sequence[tuple[str, str, bool]]) -> Iterator[st
                 f"out={plan.out} {what}, and pods do not see the folders of this host. Type out=<a URL>, or "
                 "launcher.volumes=[<claim>:/shared] out=/shared/<name> where this host has the same folder."
             )
-
-
-def _patch(patch: Mapping[str, Any], container: str) -> Iterator[str]:
-    """`container`: the name of ours."""
-    spec = patch.get("spec", {})
-    if others := sorted(set(map(str, patch)) - {"metadata", "spec"}):
-        yield f"launcher.patch: {cut(others[0])!r} is not of a pod template, which has metadata and spec."
-    elif not isinstance(spec, Mapping):
-        yield "launcher.patch: spec is no mapping."
-    else:
-        for name in ("containers", "initContainers", "volumes"):
-            items = spec.get(name, [])
-            if not isinstance(items, Sequence) or not all(
-                isinstance(item, Mapping) and item.get("name") for item in items
-            ):
-                yield f"launcher.patch: {name} is no list of items with a name, by which they are merged."
-            elif name == "containers":
-                for other in (item["name"] for item in items if item["name"] != container and not item.get("image")):
-                    yield (
-                        f"launcher.patch: the container {cut(str(other))!r} has no image. The name of that of the run "
-                        f"is {container}."
-                    )
-        if "restartPolicy" in spec:
-            yield "launcher.patch: restartPolicy belongs to the failure policy of the job. Leave it out."
-    text = json.dumps(patch, default=str)
-    if HERE.search(text) or masked(text) != text:
-        yield "launcher.patch holds a secret, and stands in a manifest that others can read. Refer to a Secret instead."

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dtrain.config import home
+from dtrain.config.installed import python, version
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher.bundle import bundle
 from dtrain.launcher.children import Children
 from dtrain.launcher.local import attached
 from dtrain.planned import Plan
-from dtrain.result import Result
+from dtrain.result import Result, source_digest
 
 HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?(?:[A-Za-z0-9][\w.-]*|\[[0-9A-Fa-f:.]+\]))(?::(?P<port>[0-9]{1,5}))?")
 """`host`, `user@host`, `host:port`, `user@[IPv6 address]:port`; a host may be a name of your ssh configuration."""
@@ -39,6 +40,21 @@ PLACE = ".cache/dtrain/code"
 """Below the home folder of a host: what was brought there, each state in a folder of its own."""
 BRING = "{{ test -d {place} || {{ mkdir -p {place}.$$ && tar -xzf - -C {place}.$$ && mv {place}.$$ {place}; }}; }}"
 """For the shell of a host: unpack the standard input, unless that was done before."""
+PROBE = """
+import json, sys
+from importlib import metadata
+import dtrain, torch
+def version(name):
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return ""
+try:
+    from dtrain.result import source_digest
+    source = source_digest("dtrain")
+except ImportError: source = ""
+python = ".".join(map(str, sys.version_info[:2]))
+print(json.dumps({"source": source, "dtrain": version("dtrain"), "torch": version("torch"), "Python": python}))
+"""
+"""For the interpreter of a host, whose dtrain may be any: its versions. Agents of another dtrain could not say so."""
 
 
 class Ssh:
@@ -115,7 +131,7 @@ class Ssh:
         node; empty if there is none.
         """
         remote = f"{BRING.format(place=self._place)} && " if archive else ""
-        remote += self._remote([self._python, "-c", "import dtrain, torch"])
+        remote += self._remote([self._python, "-c", PROBE])
         try:
             ended = subprocess.run(
                 self._to(host, remote, *OPTIONS), input=archive, capture_output=True,
@@ -134,7 +150,28 @@ class Ssh:
                 f"{host}: {self._python} cannot import dtrain and torch in {self._place}: {last}. Install them there, "
                 "or type launcher.python=<its interpreter> or launcher.folder=<its folder>."
             )
-        return ""
+        return _unlike(host, ended.stdout.decode(errors="replace"))
+
+
+def _unlike(host: str, answer: str) -> str:
+    """How the versions of a host, as PROBE tells them, differ from those here; empty if they do not."""
+    here = {
+        "source": source_digest("dtrain"), "dtrain": version("dtrain"), "torch": version("torch"),
+        "Python": ".".join(python().split(".")[:2]),
+    }  # fmt: skip
+    try:
+        there = {name: str(value) for name, value in json.loads(answer.splitlines()[-1]).items()}
+        other = [name for name in here if there[name] != here[name]]
+    except (ValueError, LookupError, AttributeError):
+        return f"{host}: its Python says {cut(answer.strip() or 'nothing')!r} where it is asked for its versions."
+    said = [
+        f"{name} is {cut(there[name]) or 'a folder'} there and {here[name] or 'a folder'} here"
+        for name in ("dtrain", "torch", "Python")
+        if name in other
+    ]
+    if "source" in other and "dtrain" not in other:
+        said.append(f"the source of dtrain {there['dtrain']}".rstrip() + " there is not the one here")
+    return f"{host}: {', '.join(said)}. Install the same there." if said else ""
 
 
 def _split(options: str) -> list[str]:

@@ -22,6 +22,7 @@ from dtrain.config.environment import HANDED, SOURCE, SWEEP_BEGAN, WORKERS
 from dtrain.config.facts import fact
 from dtrain.errors import PreflightError, WordsError, first_line
 from dtrain.launcher import Detached, Engine, detached, process
+from dtrain.launcher.queued import Watch
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
 from dtrain.resolve import machine, own
@@ -152,6 +153,7 @@ class OfScheduler:
     def __init__(self, launcher: Detached, plan: Plan, words: Sequence[str]) -> None:
         self._launcher, self._plan, self._words = launcher, plan, words
         self._job, self.log = "", ""
+        self._watch = Watch(launcher, plan.out, "")
 
     def prepare(self) -> None:
         self._launcher.describe(self._plan)
@@ -166,12 +168,12 @@ class OfScheduler:
                 with signals.blocked():
                     self._job = self._launcher.submit_workers(self._plan, command, handed)
                     detached.note_job(out, self._plan.launcher, self._job)
-        self.log = str(self._launcher.log(out, self._job).parent)
+        self.log, self._watch = str(self._launcher.log(out, self._job).parent), Watch(self._launcher, out, self._job)
         screen.say(f"job {self._job} has {self._plan.nodes} workers · {self.log}")
         return self
 
     def is_working(self) -> bool:
-        return not self._launcher.detach and detached.is_queued(self._launcher, self._plan.out, self._job)
+        return not self._launcher.detach and self._watch.is_there()
 
     def ask(self) -> None:
         self._launcher.cancel(self._job, save=True)

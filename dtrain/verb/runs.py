@@ -24,6 +24,7 @@ from operator import itemgetter
 from dtrain.compose import connect, provenance
 from dtrain.config.word import cut
 from dtrain.errors import LeaseError, StoreError, WordsError, nearest
+from dtrain.launcher import detached
 from dtrain.report import runs, seeds
 from dtrain.report.runs import Run
 from dtrain.secrets import masked, screen
@@ -32,6 +33,8 @@ from dtrain.storage import lease, store
 HERE = ("outputs", "runs")
 ACTS = ("best", "rm")
 TAKES = ("sort", "figure", "best_is")
+WAITING = (runs.NEVER, "preempted", "died")
+"""Of runs whose job may be in the queue."""
 LAST = ("config.yaml", "lease")
 """Files of a run that are removed last: the first makes it a run, the second is its lease."""
 
@@ -178,8 +181,7 @@ def table(entries: Sequence[Run]) -> str:
             _word(key, text) for key, text in entry.words.items() if key in changes and key not in shared
         )
         name, when = cut(masked(entry.name)), _when(entry.began)
-        status = "stopped early" if entry.status == "stopped" else entry.status
-        rows.append((name, when, f"{entry.step:,}", *values, status, changed))
+        rows.append((name, when, f"{entry.step:,}", *values, _status(entry), changed))
     words = {key for key in changes if key not in shared}
     text = "\n\n".join(filter(None, [screen.table(rows), _over_seeds(seeds.groups(entries), words)]))
     return f"all runs: {' '.join(starmap(_word, shared.items()))}\n{text}" if shared else text
@@ -200,6 +202,15 @@ def _over_seeds(groups: Sequence[seeds.Group], words: Container[str]) -> str:
 
 def _spread(mean: float, deviation: float) -> str:
     return f"{mean:.5g} ± {deviation:.2g}"
+
+
+def _status(entry: Run) -> str:
+    """Of a run that a scheduler's job serves, the job it waits for, or how its user ended it."""
+    if entry.status == "stopped":
+        return "stopped early"
+    if entry.status in WAITING and (job := detached.job_there(entry.url)):
+        return f"queued, job {job}"
+    return detached.ended(entry.url, entry.status)
 
 
 def _at(value: float, step: int) -> str:

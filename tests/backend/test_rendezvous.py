@@ -68,7 +68,7 @@ def test_who_opens_the_store_under_an_address_of_a_router_listens_at_all_of_its_
             raise OSError(errno.EADDRNOTAVAIL, f"{host} is the router's")
 
         rendezvous.network.listen, port = listen, free_port()  # type: ignore[assignment]
-        store = rendezvous.connect("127.0.0.3", port, 1, is_master=True, shared=False, seconds=20)
+        store = rendezvous.connect("127.0.0.3", port, 1, is_master=True, shared=False, seconds=20, wait=20)
         socket.create_connection(("127.0.0.4", port), timeout=5).close()
         return store.port == port
 
@@ -181,7 +181,7 @@ def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
 
         def terminated() -> None:
             with signals.ending():
-                rendezvous.connect("127.0.0.1", port, 1, is_master=False, shared=True, seconds=60)
+                rendezvous.connect("127.0.0.1", port, 1, is_master=False, shared=True, seconds=60, wait=60)
 
         pid = process.fork(terminated)
         time.sleep(0.5)
@@ -233,7 +233,7 @@ def test_a_wish_to_stop_ends_a_rank_that_waits_for_ranks_that_do_not_come() -> N
 
 def refusal(host: str, port: int, is_master: bool, seconds: float = 1) -> str:
     with pytest.raises(PreflightError) as refused:
-        rendezvous.connect(host, port, 2, is_master=is_master, shared=False, seconds=seconds)
+        rendezvous.connect(host, port, 2, is_master=is_master, shared=False, seconds=seconds, wait=seconds)
     return str(refused.value)
 
 
@@ -264,7 +264,7 @@ def reached(port: int) -> list[str]:
 def test_the_store_of_rank_0_listens_where_it_was_named_and_nowhere_else() -> None:
     def opened() -> list[str]:
         port = free_port()
-        store = rendezvous.connect("127.0.0.2", port, 1, is_master=True, shared=False, seconds=30)
+        store = rendezvous.connect("127.0.0.2", port, 1, is_master=True, shared=False, seconds=30, wait=30)
         assert store.num_keys() >= 0
         return reached(port)
 

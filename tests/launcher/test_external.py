@@ -158,6 +158,7 @@ def test_when_the_first_of_two_launchers_is_killed_the_ranks_of_both_end(tmp_pat
 SMALL = ["model=mlp", *WORDS, "strategy=ddp", "batch=16", "hook=[]"]
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "PET_NPROC_PER_NODE": "2"}
 """A pod of a PyTorchJob, but for its number and port."""
+ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 ENGINES = {
     "srun": ["srun", "-N2", "--ntasks-per-node=2"],
     "mpirun": ["mpirun.openmpi", "-np", "4", "--oversubscribe"],
@@ -289,13 +290,19 @@ def test_ranks_without_an_address_meet_by_a_file_and_not_by_that_of_an_earlier_s
     assert losses(out) == local
 
 
-def test_a_first_rank_that_does_not_come_is_told(tmp_path: Path) -> None:
-    place = {"RANK": "1", "WORLD_SIZE": "2"}
-    done = commands.run(
-        *SMALL, "launcher=external", "launcher.wait=0.5", f"out={tmp_path}", env={**environment(), **place}
-    )
-    assert done.returncode == 3
-    assert "rank 1 has waited 0.5 s for rank 0" in done.stderr and "MASTER_ADDR" in done.stderr
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RANK": "1"}, "rank 1 has waited 0.5 s for rank 0, which writes its address to "),
+        ({"RANK": "0"}, "rank 0 has waited 0.5 s for 2 of 3 ranks (1, 2): they did not come."),
+        ({"RANK": "0", **ADDRESS}, "in this shell, type unset RANK WORLD_SIZE."),
+        ({"RANK": "1", **ADDRESS, "MASTER_PORT": "9"}, "there is no store at 127.0.0.1:9"),
+    ],
+)
+def test_ranks_that_do_not_come_are_told(variables: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    words = [*SMALL, "batch=12", "launcher=external", "launcher.wait=0.5", f"out={tmp_path}"]
+    done = commands.run(*words, env={**environment(), "WORLD_SIZE": "3", **variables})
+    assert done.returncode == 3 and sentence in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

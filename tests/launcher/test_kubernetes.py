@@ -292,19 +292,27 @@ OF_PODS = {
 def test_why_pods_do_not_begin_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     events = [{"message": "older"}, {"message": "pods is forbidden: exceeded quota: gpus"}]
     answers = {"pods": [*OF_PODS], "events": events}
+    job = {"spec": {"suspend": True}}
 
     def ask(verb: str, kind: str, *_: str) -> str:
+        if kind == "jobs.batch":
+            return json.dumps(job)
         if answers[kind] is None:
             raise PreflightError("nobody answers")
         pods = [{"status": {"phase": "Pending", **OF_PODS[name][0]}} for name in answers[kind] if kind == "pods"]
         return json.dumps({"items": pods if kind == "pods" else answers[kind]})
 
-    pending = Pending(ask, "mine", threading.Event())
+    pending = Pending(ask, "jobs.batch", "mine", threading.Event())
     for names in (["pulled", "pulled", "soon"], None, ["pulled"], ["scheduled"], ["pulled"], [], []):
         answers["pods"] = names
         pending.look()
+    answers["events"] = []
+    pending.look()
+    job["spec"] = {}
+    pending.look()
     said = [OF_PODS["pulled"][1], OF_PODS["scheduled"][1], OF_PODS["pulled"][1]]
     said.append("no pod can be created: pods is forbidden: exceeded quota: gpus")
+    said.append("it is suspended until its queue admits it")
     assert capsys.readouterr().err.splitlines() == [f"note: job mine: {sentence}" for sentence in said]
 
 

@@ -1,5 +1,6 @@
 """Nodes that the launchers of Open MPI and MPICH start: the losses of local nodes, and nothing left of them."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,12 +56,23 @@ class TestMpich(TestMpi):
     ("command", "code", "sentence"),
     [
         ("/no/mpirun", 3, "there is no /no/mpirun here. Install openmpi-bin or mpich"),
-        ("true", 3, "launcher.command=true is no launcher of Open MPI, MPICH, Intel MPI or Slurm"),
+        (shutil.which("true"), 3, " is no launcher of Open MPI, MPICH, Intel MPI or Slurm"),
         ('mpirun "', 2, "No closing quotation. Quote it as in a shell"),
         ("", 2, "launcher.command is empty"),
+        ("mpirun --hostfile hosts -np 4", 2, "launcher.command: '-np' is not yours to say: dtrain starts one agent on"),
+        ("mpirun -H a,b --map-by ppr:8:node", 2, "launcher.command: '--map-by' is not yours to say"),
+        ("mpirun --bind-to=core", 2, "launcher.command: '--bind-to=core' is not yours to say"),
+        ("mpiexec.hydra -hosts a,b -ppn 8", 2, "launcher.command: '-ppn' is not yours to say"),
+        ("mpirun -H a true :", 2, "launcher.command: ':' is not yours to say"),
+        ("srun --mpi=pmix -N4", 2, "launcher.command: '-N4' is not yours to say"),
+        ("srun --mpi=pmix --ntasks=4", 2, "'--ntasks=4' is not yours to say"),
+        ("srun --output=foo", 2, "in this folder, and shows what it says"),
+        ("srun --mpi=pmix -c 4 -w n1,n2 --job-name=a /no", 3, "there is no srun here"),
     ],
 )
 def test_what_is_no_launcher_is_refused(command: str, code: int, sentence: str, tmp_path: Path) -> None:
-    done = commands.run(*SMALL, "steps=6", "launcher=mpi", f"launcher.command='{command}'", "out=a", cwd=tmp_path)
+    words = ["launcher=mpi", f"launcher.command='{command}'", "out=a"]
+    env = {**os.environ, "PATH": ""} if code == 3 else None
+    done = commands.run(*SMALL, "steps=6", *words, cwd=tmp_path, env=env)
     assert done.returncode == code and sentence in done.stderr, done.stderr
     assert "Traceback" not in done.stderr

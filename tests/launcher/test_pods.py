@@ -2,10 +2,12 @@
 created.
 """
 
+import re
 from pathlib import Path
 
 import commands
 import pytest
+import yaml
 from launching import plan_of
 
 from dtrain.build import build
@@ -47,8 +49,6 @@ def refusal(out: str, *words: str) -> str:
         ("launcher.volumes=['data:/a','more://a']", "launcher.volumes: nothing can be mounted at /a, or twice"),
         ("launcher.volumes=['data:/dev/./shm']", "launcher.volumes: /dev/shm is the pod's memory. Type launcher.shm="),
         ("launcher.namespace=a.b", "launcher.namespace='a.b' is no name in Kubernetes"),
-        ("launcher.patch={spec: {restartPolicy: OnFailure}}", "launcher.patch: restartPolicy belongs to the failure"),
-        ("launcher.patch={spec: {containers: [{name: train, tty: true}]}}", "'train' has no image. The name of that of the run is dtrain."),
         ("launcher.volumes=['data:/']", "launcher.volumes: nothing can be mounted at /, or twice"),
         ("launcher.env_from=[hf]", "launcher.env_from: 'hf' is no <secret>/<key>:<variable>"),
         ("launcher.env_from=['hf/token:HF-TOKEN']", "is no <secret>/<key>:<variable>"),
@@ -60,11 +60,9 @@ def refusal(out: str, *words: str) -> str:
         ("launcher.env={A: true}", "launcher.env: A is true, and variables are text"),
         ("launcher.env={A: [b]}", "variables are text"),
         ("launcher.env={HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz012345}", "launcher.env: HF_TOKEN is a secret, and would stand in a manifest"),
+        ("launcher.labels={app.kubernetes.io/instance: x}", "launcher.labels: by app.kubernetes.io/instance the pods are found"),
+        ("launcher.queue='a b'", "launcher.queue='a b' is no name of a queue"),
         ("launcher.labels={queue: 'a b'}", "launcher.labels: 'queue: a b' is no label of Kubernetes"),
-        ("launcher.patch={template: {}}", "launcher.patch: 'template' is not of a pod template"),
-        ("launcher.patch={spec: [a]}", "launcher.patch: spec is no mapping"),
-        ("launcher.patch={spec: {containers: [{image: a}]}}", "launcher.patch: containers is no list of items with a name"),
-        ("launcher.patch={metadata: {annotations: {api_key: hf_abcdefghijklmnopqrstuvwxyz012345}}}", "launcher.patch holds a secret"),
     ],
 )  # fmt: skip
 def test_what_no_pod_can_have(word: str, sentence: str) -> None:
@@ -118,6 +116,33 @@ def test_shared_memory_is_a_part_of_the_memory() -> None:
 def test_a_pod_leaves_some_of_the_cores_to_its_node_and_gets_no_token() -> None:
     text = build((plan := plan_of(URL, *WORDS)).launcher).describe(plan)
     assert plan.threads == 1 and "cpu: 1800m" in text and "automountServiceAccountToken: false" in text
+
+
+def requested(*words: str) -> dict[str, str]:
+    (*_, job) = yaml.safe_load_all(build((plan := plan_of(URL, *WORDS, *words)).launcher).describe(plan))
+    requests: dict[str, str] = job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+    return requests
+
+
+def test_a_pod_asks_for_its_share_of_a_nodes_cores_and_for_the_memory_that_is_predicted() -> None:
+    whole, quarter = (requested("cluster=h100x8", f"devices={devices}", "batch=64") for devices in (8, 2))
+    assert whole["cpu"] == "100800m" and quarter["cpu"] == "25200m"
+    assert requested("launcher.memory=3Gi")["memory"] == "3Gi"
+    small, large = (int(requested(f"model.width={width}")["memory"].removesuffix("Mi")) for width in (128, 8192))
+    assert 10_000 < small < large, "four GiB of a rank are those of Python and torch"
+    assert "memory" not in requested("model.freeze=['*']"), "nothing is built to know it"
+
+
+def test_each_job_has_a_port_of_its_own_and_the_queue_of_a_word() -> None:
+    def described(out: str, *words: str) -> str:
+        plan = plan_of(out, *WORDS, *words)
+        return build(plan.launcher).describe(plan)
+
+    ports = {re.search(r"MASTER_PORT\n *value: '(\d+)'", described(f"s3://bucket/{run}"))[1] for run in range(20)}  # type: ignore[index]
+    assert len(ports) > 15 and all(20000 <= int(port) < 30000 for port in ports)
+    assert "kueue.x-k8s.io/queue-name: team" in described(URL, "launcher.queue=team")
+    both = "launcher.labels={kueue.x-k8s.io/queue-name: a}"
+    assert "both name a queue. Leave one out." in refusal(URL, "launcher.queue=team", both)
 
 
 def test_all_problems_are_named_at_once() -> None:

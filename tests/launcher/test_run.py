@@ -36,6 +36,9 @@ class Scheduler:
     def jobs(self, out: str) -> Collection[str]:
         return self._queue.read_text().split()
 
+    def waiting(self, job: str) -> str:
+        return ""
+
     def cancel(self, job: str, *, save: bool) -> None:
         self._queue.write_text("")
 

@@ -16,6 +16,7 @@ import pytest
 from commands import COMMAND, Forked
 from standalone import CONF, skip_without, spark
 
+from dtrain.launcher import spark as launcher
 from dtrain.launcher.spark import task
 from dtrain.launcher.spark.driver import reason
 from dtrain.testing.engine import EngineTests
@@ -205,3 +206,28 @@ def test_the_job_of_a_plan_has_an_executor_for_each_node(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     for line in ("spark.task.cpus=6", "spark.executor.cores=6", "spark.cores.max=12", "spark.executor.memory=2g"):
         assert line in done.stdout
+
+
+class Booting:
+    """A driver whose executors come one by one."""
+
+    def __init__(self, *events: dict[str, object]) -> None:
+        self._events = [*events]
+
+    def alive(self) -> bool:
+        return True
+
+    def events(self, seconds: float = 0.0) -> list[dict[str, object]]:
+        return [self._events.pop(0)] if self._events else []
+
+
+def test_executors_that_boot_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(launcher, "TELL_SECONDS", -1)
+    spark = launcher.Spark(
+        master=None, conf={}, folder=None, python=None, restarts=0, silence=1.0, wait=9.0, address=None
+    )
+    spark._asked = {"nodes": [2, 2]}
+    spark._await_ready(Booting({}, {"executors": 0}, {"executors": 1}, {"ready": True}))  # type: ignore[arg-type]
+    session, none, one = capsys.readouterr().err.splitlines()
+    assert session.startswith("note: launcher=spark waits for a session of Spark; ")
+    assert "for executors of 2 node(s), 0 of Spark are there; " in none and ", 1 of Spark are there; " in one

@@ -19,7 +19,7 @@ from ssh import hosts
 
 from dtrain.errors import WordsError
 from dtrain.launcher.bundle import bundle
-from dtrain.launcher.ssh import HOST, PLACE, Ssh
+from dtrain.launcher.ssh import HOST, PLACE, PROBE, Ssh, _unlike
 from dtrain.testing.engine import EngineTests
 
 SMALL = [
@@ -73,15 +73,34 @@ def test_what_is_wrong_with_the_hosts_is_told_at_once_before_anything_starts(wor
 
 
 @pytest.mark.campaign("network")
-def test_another_dtrain_on_the_hosts_is_told_once(words: list[str], tmp_path: Path) -> None:
+def test_another_dtrain_on_the_hosts_is_told_by_their_names(words: list[str], tmp_path: Path) -> None:
+    """One that could not even be an agent: the hosts are asked before any is started."""
     place, here, python = tmp_path / "it's here", Path(__file__).parents[2], tmp_path / "a python"
-    for name in ("dtrain", "conf", "recipes", "project"):
-        shutil.copytree(here / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "other" / "dtrain" / "train.py").write_text("")
+    (tmp_path / "other" / "dtrain").mkdir(parents=True)
+    (tmp_path / "other" / "dtrain" / "__init__.py").write_text("")
     python.write_text(python.read_text().replace(str(here), str(tmp_path / "other"), 1))
     done = commands.run(*SMALL, "steps=6", *words, "out=a", cwd=place)
     assert done.returncode == 3, done.stderr
-    assert done.stderr.count(": the source of dtrain here differs from that on ") == 1, done.stderr
+    assert done.stderr.count(" there is not the one here. Install the same there.\n") == 2, done.stderr
+    assert done.stderr.count("dtrain: ") == 2 and done.stderr.count("dtrain: 127.0.0.1:") == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({}, ""),
+        ({"dtrain": "0.0.1", "source": "x"}, "a: dtrain is 0.0.1 there and "),
+        ({"torch": "1.0", "Python": "3.9"}, "a: torch is 1.0 there and "),
+        ({"source": ""}, " there is not the one here. Install the same there."),
+        ("no JSON", "a: its Python says 'no JSON' where it is asked for its versions."),
+        ("", "a: its Python says 'nothing' where it is asked for its versions."),
+        ("[]", "a: its Python says '[]' where it is asked for its versions."),
+    ],
+)
+def test_the_versions_of_a_host_are_compared(answer: dict[str, str] | str, sentence: str) -> None:
+    here = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    text = answer if isinstance(answer, str) else "a line of its own\n" + json.dumps({**json.loads(here), **answer})
+    assert sentence in _unlike("a", text) and bool(sentence) == bool(_unlike("a", text))
 
 
 NET = """import torch

@@ -38,6 +38,8 @@ from dtrain.secrets import redact_arg, screen
 
 OPEN_SECONDS = 90.0
 """Time for a session of Spark, beside the time for its executors."""
+TELL_SECONDS = 10.0
+"""Time between two notes of what is waited for."""
 CONNECT_SECONDS = 10.0
 END_SECONDS, KILL_SECONDS = 10.0, 3.0
 """Time for the driver and its JVM to end by themselves, and after a signal."""
@@ -140,17 +142,25 @@ class Spark:
         return Child(self._asked, self._python or sys.executable)
 
     def _await_ready(self, driver: "Driver") -> None:
-        """Raises PreflightError if it cannot serve the nodes, or not in time."""
-        deadline = time.monotonic() + OPEN_SECONDS + self._wait
-        while time.monotonic() < deadline:
+        """Tell what is waited for. Raises PreflightError if it cannot serve the nodes, or not in time."""
+        told = time.monotonic()
+        deadline, waits_for = told + OPEN_SECONDS + self._wait, "a session of Spark"
+        while (now := time.monotonic()) < deadline:
             is_alive = driver.alive()
             for event in driver.events(0.2):
                 if event.get("problems"):
                     raise PreflightError(*(f"launcher=spark: {problem}" for problem in event["problems"]))
                 if event.get("ready"):
                     return
+                if "executors" in event:
+                    waits_for = (
+                        f"executors of {self._asked['nodes'][0]} node(s), {event['executors']} of Spark are there"
+                    )
             if not is_alive:
                 raise PreflightError("launcher=spark: the driver of Spark ended before it had a session.")
+            if now - told > TELL_SECONDS:
+                told = now
+                screen.complain(f"launcher=spark waits for {waits_for}; {deadline - now:.0f} s more", begin="note: ")
         raise PreflightError(
             f"launcher=spark: no executors for {self._asked['nodes'][0]} node(s) came within "
             f"{OPEN_SECONDS + self._wait:g} s. Look at the master and its log, or type launcher.wait=<longer>."

@@ -20,6 +20,7 @@ from dtrain.launcher.spark import task
 
 HELLO_BYTES, HELLO_SECONDS = 1 << 10, 10.0
 """Size of the first line of a connection, and the time for it."""
+COUNT_SECONDS = 5.0
 LEAVE_SECONDS = 5.0
 """Time for the agents to end once their connections are closed."""
 Tell = Callable[..., None]
@@ -44,8 +45,21 @@ class Jobs:
         threading.Thread(target=self._open, daemon=True).start()
 
     def look(self, most: int, fewest: int) -> list[str]:
-        """The problems of the executors, if there are enough of them."""
-        return self._barrier(self._job(0, range(most), [], {}), most, fewest)
+        """The problems of the executors, if there are enough of them. `tell(executors=<number>)` is called until
+        then.
+        """
+        over = threading.Event()
+        threading.Thread(target=self._count, args=(over,), daemon=True).start()
+        try:
+            return self._barrier(self._job(0, range(most), [], {}), most, fewest)
+        finally:
+            over.set()
+
+    def _count(self, over: threading.Event) -> None:
+        with contextlib.suppress(Exception):  # of py4j, once the session is gone
+            while not over.wait(COUNT_SECONDS):
+                # the driver counts as one of them
+                self._tell(executors=self._context._jsc.sc().getExecutorMemoryStatus().size() - 1)
 
     def start(self, number: int, nodes: Sequence[int], command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the agents of `nodes`; as many as there is room for."""

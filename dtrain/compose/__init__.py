@@ -247,7 +247,10 @@ def _settle(words: list[Word]) -> list[Word]:
         lost = [
             old
             for old in final
-            if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")
+            if replaces
+            and (not again or policy.is_closed(old))
+            and _place(old) != _place(word)
+            and old.key.startswith(f"{group}.")
         ]
         # required values of a recipe stay required
         lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]

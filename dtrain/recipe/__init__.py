@@ -21,7 +21,7 @@ from dtrain.config.word import Word, text
 from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
 from dtrain.recipe.locate import Place, check, fetch, find
-from dtrain.recipe.policy import SPACE, refused
+from dtrain.recipe.policy import SPACE, is_idle, refused
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
 
@@ -116,7 +116,8 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
             problems += [
                 problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems
             ]
-    return below + [replace(word, place=place) for word in _words(document, place, problems)]
+    own = [replace(word, place=place) for word in _words(document, place, problems)]
+    return below + [word for word in own if not is_idle(word)]
 
 
 def _package(data: bytes, place: Place) -> Iterable[str]:

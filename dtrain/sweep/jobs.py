@@ -153,7 +153,8 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
     """The sweep at URL `root`, a request for each of its spaces. `more`: settings, and the words that no file gives:
     secrets, options of storage, trust. Raises WordsError, and StoreError if there is no sweep.
 
-    Its words have the rights of a recipe at that place, as whoever wrote it need not be whoever reads it.
+    Its words have the rights of a recipe at that place, as whoever wrote it need not be whoever reads it: of a remote
+    one, words that say where and how jobs run are typed again.
     """
     there, place = folder.read(root), find(f"{root}/sweep.yaml")
     if there is None:
@@ -163,10 +164,20 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
         f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
         for word in added
         if word.key in study.KEYS
-        or not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or is_private(word))
+        or not (
+            policy.is_typed_only(word.key)
+            or word.key.startswith("sweep.")
+            or is_private(word)
+            or policy.is_closed(replace(word, place=place))
+        )
     ]
     written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
-    words = [replace(word, source=str(place), place=place) for word in written]
+    given = {word.key for word in added}
+    words = [
+        replace(word, source=str(place), place=place)
+        for word in written
+        if not given & {word.key, word.key.split(".")[0]}
+    ]
     swept = [
         Word(key, value, spelling(value), str(place), place=place)
         for axes in there.spaces

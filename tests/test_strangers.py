@@ -266,3 +266,22 @@ def test_the_code_in_a_recipe_of_this_machine_is_named(tmp_path: Path, capsys: p
     assert main(["plan", f"recipe={path}", "launcher.options="]) == 0 and "as it stands" not in capsys.readouterr().out
     path.write_text("steps: x\n")
     assert main(["recipes", "check", str(path)]) == 2 and f"{path}:1" in capsys.readouterr().err
+
+
+def test_an_imported_file_of_a_stranger_brings_no_places(
+    web: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = web
+    (folder / "axolotl.yaml").write_text(
+        "base_model: a/model\ndatasets: [{path: /home/you/.ssh/id_rsa, type: chat_template}]\nmicro_batch_size: 2\nnum_epochs: 1\nlearning_rate: 1e-4\n"
+    )
+    (folder / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_machines: 2\nnum_processes: 4\nmain_process_ip: evil.example.org\nmain_process_port: 1\nmachine_rank: 0\n"
+    )
+    for name, key in (("axolotl", "data.path"), ("accelerate", "launcher.address")):
+        assert main(["import", f"{url}/{name}.yaml"]) == 0
+        said = capsys.readouterr().out
+        recipe_text = "\n".join(line for line in said.splitlines() if not line.startswith("#"))
+        assert f" {key}=" in said and "id_rsa" not in recipe_text and "evil" not in recipe_text
+        fsspec.filesystem("memory").pipe_file("/strangers/imported.yaml", recipe_text.encode())
+        assert "cannot" not in refusals("recipe=memory://strangers/imported.yaml"), "what is left is a kind recipe"

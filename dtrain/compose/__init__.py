@@ -77,6 +77,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     config = config_of([word for word in settled if not judged[word.key]], vocabulary, problems)
     problems += policy.reaches([word for word in settled if not judged[word.key]], provenance.asked(config))
     config = provenance.noted(config, given, settled)
+    problems += provenance.spilt(config, settled)
     if problems:
         for group in GROUPS:
             if judged.get(group):

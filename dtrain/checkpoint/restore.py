@@ -136,7 +136,7 @@ class Restore:
     def _pack(self, layer: Packed, weight: Tensor) -> None:
         layer.pack(weight.to(self._mesh.device))
 
-    def pass_over(self, url: str, why: DtrainError) -> None:
+    def skip_misfit(self, url: str, why: DtrainError) -> None:
         """Skip a checkpoint that does not fit, unlike an older one that the same process wrote: it was changed."""
         first = str(why).split(". ")[0]
         self._skip(url, f"{first}, unlike others that its process wrote ({url})")

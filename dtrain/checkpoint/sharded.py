@@ -218,7 +218,7 @@ class Sharded:
                 loaded = restore.load(url, commit, state)
             except (commits.MisfitError, WordsError) as error:
                 misfit = misfit or (url, error)
-                restore.pass_over(url, error)
+                restore.skip_misfit(url, error)
                 continue
             if loaded:
                 self._last = (state.step, url)

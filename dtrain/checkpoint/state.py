@@ -24,7 +24,7 @@ POSITION = {
     "seed": Kind("an integer", lambda value: type(value) is int), "fingerprint": Kind("anything", lambda _: True),
     "seen": COUNT,
 }  # fmt: skip
-"""What a position in the data has."""
+"""Fields of a position in the data."""
 
 
 class Stateful(Protocol):

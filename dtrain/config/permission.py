@@ -17,7 +17,7 @@ from dtrain.config.trust import MADE_OF
 from dtrain.config.word import typed_at
 
 PLACE_MARKS = ("/", "\\", "~", "::")
-"""What a path, a URL or a name on a hub has, and a plain name has not."""
+"""Marks of a path, a URL or a name on a hub, of which a plain name has none."""
 
 
 def is_open(key: str) -> bool:

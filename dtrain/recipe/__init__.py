@@ -25,7 +25,7 @@ from dtrain.recipe.policy import SPACE, is_idle, refused
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
 
-__all__ = ["folder", "of_run", "read", "write"]
+__all__ = ["folder", "is_overridden", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*of_scope("typed"), "expect", "sweep")
 """Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
@@ -43,7 +43,7 @@ def read(name: str, *, overridden: Collection[str] = ()) -> list[Word]:
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
     problems += [
-        problem for word in words if not _is_overridden(word.key, overridden) for problem in refused(word, word.place)
+        problem for word in words if not is_overridden(word.key, overridden) for problem in refused(word, word.place)
     ]
     if problems:
         raise WordsError(*problems)
@@ -66,7 +66,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
         elif (
             word.key.split(".")[0] in MADE_OF
             and word.key.split(".")[-1] != "cache"
-            and not _is_overridden(word.key, overridden)
+            and not is_overridden(word.key, overridden)
         ):
             problems += wrong
     if problems:
@@ -74,7 +74,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
     return [word for word in kept if not (lacks_hook and word.key in OF_FIGURES)]
 
 
-def _is_overridden(key: str, overridden: Collection[str]) -> bool:
+def is_overridden(key: str, overridden: Collection[str]) -> bool:
     """Whether the command line gives this key, or the word of its group."""
     key = key.removeprefix(SPACE)
     return key in overridden or key.split(".")[0] in overridden

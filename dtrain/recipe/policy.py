@@ -42,6 +42,11 @@ def is_typed_only(key: str) -> bool:
     return key.split(".")[0] in of_scope("typed") or (key in ROWS and "typed" in ROWS[key].metadata["scope"].split())
 
 
+def is_left_to_type(word: Word, place: Place) -> bool:
+    """Whether a recipe at this place could not say a word, so that whoever uses it does."""
+    return is_typed_only(word.key) or is_closed(replace(word, place=place))
+
+
 def refused(word: Word, place: Place) -> Iterable[str]:
     """A sentence for each rule that this word breaks in a recipe at this place, with words to type instead."""
     shown = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))

@@ -1,5 +1,5 @@
-"""What the neighbour of a value says: the item after a flag such as --token, the password after `curl -u <user>:`; and
-names that are one slip of the pen away from the name of a secret.
+"""Secrets by their neighbours: the item after a flag such as --token, the password after `curl -u <user>:`. And names
+that are one slip of the pen away from the name of a secret.
 """
 
 import re

@@ -72,7 +72,7 @@ def _check(names: Sequence[str]) -> int:
 
 
 def _judged(config: Config) -> Iterator[str]:
-    """What must be typed beside a recipe, and what of it is code. Raises WordsError with its mistakes."""
+    """Words that must be typed beside a recipe, and words of it that are code. Raises WordsError with its mistakes."""
     values = asked(config)
     targets = {key: str(value) for key, value in values.items() if key.endswith("._target_")}
     strange = {key: name for key, name in targets.items() if not allowed(name, key.split(".")[0], ())}

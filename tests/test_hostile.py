@@ -51,7 +51,12 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
         assert main(["plan", "model=mlp", "data=synthetic", "objective=regression"]) == 0, (
             "what every command imports is there"
         )
-        yield Trap(folder / "recipes", secret, marker, folder / "here", f"http://127.0.0.1:{server.server_port}")
+        web = f"http://127.0.0.1:{server.server_port}"
+        (folder / "recipes" / "kind.yaml").write_text("steps: 3\n")
+        fsspec.filesystem("memory").pipe_file("/hostile/kind.yaml", b"steps: 3")
+        for place in (web, "memory://hostile"):
+            assert main(["plan", f"recipe={place}/kind.yaml"]) == 0, "what a storage imports is there"
+        yield Trap(folder / "recipes", secret, marker, folder / "here", web)
     server.shutdown()
     server.server_close()
 

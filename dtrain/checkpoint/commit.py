@@ -29,11 +29,12 @@ SHAPE = {
     "facts": {
         "step": COUNT, "first?": COUNT, "seconds?": NUMBER, "optim": MAPPING,
         "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
-        "scale?": Optional({"value": FINITE, "good": COUNT}),
+        "scale?": Optional({"value": FINITE, "good": COUNT, "skipped?": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),
         "tied?": Optional(Each(TEXT, named=True)), "resting?": Each(TEXT),
         "adapter?": Optional({"kind": TEXT, "rank": COUNT, "alpha": NUMBER, "packed?": Each(TEXT), "double?": FLAG}),
+        "reference?": Optional({"url": Optional(TEXT), "digest": TEXT}),
         "base?": Optional({"url": TEXT, "digest": TEXT, "names?": Optional(MAPPING), "tensors?": Each(TEXT)}),
     },
     "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),
@@ -48,6 +49,10 @@ Candidate = tuple[str, dict[str, Any] | None, str]
 
 class DamagedError(StoreError):
     """The bytes of a checkpoint are not those that were saved; an older one may be valid."""
+
+
+class MisfitError(StoreError):
+    """A checkpoint is whole, but of another model or optimizer than this run, or says what cannot be."""
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
@@ -206,6 +211,10 @@ def _check(commit: Mapping[str, Any]) -> None:
         raise ValueError(problem)
     if commit["facts"]["step"] != commit["step"]:
         raise ValueError(f"it is of step {commit['step']}, its facts of step {commit['facts']['step']}")
+    if commit["facts"].get("first", 0) > commit["step"]:
+        raise ValueError(f"it is of step {commit['step']}, and began at step {commit['facts']['first']}")
+    if (commit["facts"].get("scale") or {"value": 1})["value"] <= 0:
+        raise ValueError("facts.scale.value is not above 0")
     _check_spikes(commit["facts"].get("spikes") or {})
     if commit["facts"].get("stream"):
         _check_position(commit["step"], commit["facts"]["stream"])

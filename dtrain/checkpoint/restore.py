@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from dtrain.checkpoint import base, others
-from dtrain.checkpoint.commit import Candidate, DamagedError, first, report_damaged
+from dtrain.checkpoint.commit import Candidate, DamagedError, MisfitError, first, report_damaged
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
-from dtrain.errors import StoreError
+from dtrain.errors import DtrainError, StoreError
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import Packed, begin, packed
 from dtrain.storage.attempts import place
@@ -42,11 +42,15 @@ class Restore:
             yield chosen
 
     def load(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """Load a checkpoint into `state`; returns whether its bytes are intact on all ranks. Raises StoreError if it is
-        of another model or optimizer.
+        """Load a checkpoint into `state`; returns whether its bytes and facts are intact on all ranks. Raises
+        MisfitError if it is of another model or optimizer, WordsError if it is of other data.
         """
         self._load_base(commit, state)
         wanted = self._wanted(commit, state)
+        unfit = self._mesh.on_all(f"load {url}", lambda: state.unfit(commit["facts"]))
+        if cause := next(filter(None, unfit), None):
+            self._skip(url, str(DamagedError.during("load", url, cause)))
+            return False
         if not self._fill(url, commit, wanted, ("model.", "optim."), state):
             return False
         self._finish(url, commit, state, wanted)
@@ -132,6 +136,11 @@ class Restore:
     def _pack(self, layer: Packed, weight: Tensor) -> None:
         layer.pack(weight.to(self._mesh.device))
 
+    def skip_misfit(self, url: str, why: DtrainError) -> None:
+        """Skip a checkpoint that does not fit, unlike an older one that the same process wrote: it was changed."""
+        first = str(why).split(". ")[0]
+        self._skip(url, f"{first}, unlike others that its process wrote ({url})")
+
     def _skip(self, url: str, fault: str) -> None:
         self.damaged.append(fault)
         self.passed_over.add(place(url))
@@ -141,15 +150,12 @@ class Restore:
             report_damaged(self.damaged, commit["step"])
 
     def _check(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
-        """Raises StoreError on all ranks if the commit does not fit the state of one of them."""
+        """Raises MisfitError on all ranks if the commit does not fit the state of one of them."""
         everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
-
-        def check() -> None:
-            if faults := mismatches(commit, wanted, everywhere, strict):
-                cause = f"it is of another model or optimizer. {'; '.join(faults)}"
-                raise StoreError.during("load", url, cause, self._hint)
-
-        self._mesh.on_all(f"load {url}", check)
+        faults = self._mesh.on_all(f"load {url}", lambda: "; ".join(mismatches(commit, wanted, everywhere, strict)))
+        if different := next(filter(None, faults), None):
+            cause = f"it is of another model or optimizer. {different}"
+            raise MisfitError.during("load", url, cause, self._hint)
 
     def _finish(self, url: str, commit: Commit, state: TrainState, filled: Mapping[str, Tensor]) -> None:
         if state.ema and not any(name.startswith("ema.") for name in filled):
@@ -158,4 +164,4 @@ class Restore:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             cause = f"its facts cannot be loaded ({type(error).__name__}: {error})"
-            raise StoreError.during("load", url, cause) from error
+            raise MisfitError.during("load", url, cause) from error

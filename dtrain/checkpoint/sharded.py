@@ -29,7 +29,7 @@ from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, describe
 from dtrain.config.environment import LEASE, MEMORY
-from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
+from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
 from dtrain.secrets import screen
@@ -195,9 +195,11 @@ class Sharded:
         """Load the newest checkpoint whose bytes are intact on every rank into `state`; all ranks call it. Returns its
         commit, or None.
 
-        Raises StoreError if it is of another model or all are damaged, PreflightError if `resume` requires or forbids
-        one. A later call rewinds the run to the newest commit, whatever `resume` says.
+        Raises StoreError if it is of another model or all are damaged, WordsError if it is of other data,
+        PreflightError if `resume` requires or forbids one. One that does not fit is passed over if an older one of the
+        same process does. A later call rewinds the run to the newest commit, whatever `resume` says.
         """
+        misfit: tuple[str, DtrainError] | None = None
         copy, resume, self._resume = self._newest_copy(), self._resume, "auto"
         restore = Restore(self._mesh)
         self.damaged = restore.damaged
@@ -210,10 +212,20 @@ class Sharded:
                 )
             if copy and copy.step > commit["step"]:
                 break
-            if restore.load(url, commit, state):
+            if misfit and attempts.writer(url) != attempts.writer(misfit[0]):
+                break
+            try:
+                loaded = restore.load(url, commit, state)
+            except (commits.MisfitError, WordsError) as error:
+                misfit = misfit or (url, error)
+                restore.skip_misfit(url, error)
+                continue
+            if loaded:
                 self._last = (state.step, url)
                 self._look_back(state.step, url)
                 return {**commit, "url": url}
+        if misfit:
+            raise misfit[1]
         self.passed_over |= restore.passed_over
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dtrain.config.structure import COUNT, Kind, fault
 from dtrain.data.stream import Stream
 from dtrain.errors import WordsError
 from dtrain.model import configuration
@@ -18,6 +19,12 @@ from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.precision import LossScale
 from dtrain.strategy.trained import Trained
+
+POSITION = {
+    "seed": Kind("an integer", lambda value: type(value) is int), "fingerprint": Kind("anything", lambda _: True),
+    "seen": COUNT,
+}  # fmt: skip
+"""Fields of a position in the data."""
 
 
 class Stateful(Protocol):
@@ -139,11 +146,26 @@ class TrainState:
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
+    def unfit(self, facts: Mapping[str, Any]) -> str:
+        """Why the facts of a checkpoint cannot be loaded; empty if they can. Its optimizer states have been made."""
+        if self.stream and (problem := fault(facts.get("stream"), POSITION, "facts.stream")):
+            return problem
+        parameters = dict(self.model.named_parameters())
+        for name, value in facts["optim"].items():
+            parameter, _, entry = name.removeprefix("optim.").rpartition(".")
+            if not name.startswith("optim.") or not parameter or isinstance(value, dict):
+                return f"facts.optim has {name[:80]!r}, which is no value of a parameter"
+            here = self.optimizer.state.get(parameters.get(parameter), {}) if self.optimizer else {}
+            kinds = {type(each) for each in (here.get(entry, value), value)}
+            if len(kinds) > 1 and not kinds <= {int, float}:
+                return f"facts.optim has {name[:80]!r} as {value!r:.40}, which is another kind of value here"
+        return ""
+
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Raises WordsError if the checkpoint was trained on other data."""
         if self.stream:
             self.stream.load_state_dict(facts["stream"])
-        if self.scale and facts["scale"]:
+        if self.scale and facts.get("scale"):
             self.scale.load_state_dict(facts["scale"])
         if self.spikes and facts.get("spikes"):
             self.spikes.load_state_dict(facts["spikes"])

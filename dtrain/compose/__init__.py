@@ -77,6 +77,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     config = config_of([word for word in settled if not judged[word.key]], vocabulary, problems)
     problems += policy.reaches([word for word in settled if not judged[word.key]], provenance.asked(config))
     config = provenance.noted(config, given, settled)
+    problems += provenance.spilt(config, settled)
     if problems:
         for group in GROUPS:
             if judged.get(group):
@@ -247,7 +248,10 @@ def _settle(words: list[Word]) -> list[Word]:
         lost = [
             old
             for old in final
-            if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")
+            if replaces
+            and (not again or policy.is_closed(old))
+            and _place(old) != _place(word)
+            and old.key.startswith(f"{group}.")
         ]
         # required values of a recipe stay required
         lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]

@@ -78,6 +78,16 @@ def noted(config: Config, given: Sequence[Word], settled: Sequence[Word]) -> Con
     return config
 
 
+def spilt(config: Config, words: Iterable[Word]) -> Iterator[str]:
+    """One sentence for each word outside the parts that looks up a secret, and would be saved with it."""
+    values = asked(config)
+    for word in words:
+        if "${" in word.text and word.key.split(".")[0] not in GROUPS:
+            whole = text(values.get(word.key))
+            if secrets.masked(whole) != whole:
+                yield f"{word.key}={shown(word.key, word.value)} ({word.source}): {secrets.REFUSED}"
+
+
 # afterwards
 
 

@@ -73,8 +73,13 @@ OF_ALL: Mapping[str, Any] = {
     "calls": "list of text",
     "figures": "mapping",
     "only_with": "mapping",
+    "open": "list of text",
+    "closed": "list of text",
+    "code": "list of text",
 }
-"""Facts of a part of any group."""
+"""Facts of a part of any group. `open`, `closed`: arguments that a recipe from elsewhere may set, and may not
+(dtrain/config/permission.py); `code`: arguments whose values are run as a command.
+"""
 EACH: Mapping[str, Any] = {
     "figures": ["lowest", "highest"], "multiples": "list of text", "at_most": "text", "vocab_of": "int >= 1",
     "only_with": "mapping",

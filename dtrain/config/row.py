@@ -12,6 +12,8 @@ def key(allowed: Any, default: Any, sentence: str, scope: str = "") -> Any:
         mesh   depends on the machine: another verb that reads the run chooses its own
         aside  does not affect results: a run with another value is the same run
         typed  set by the user only, never by a recipe
+        open   a recipe from elsewhere may set it: it says what is trained
+        closed it may not: it says where or how processes start, or where bytes go. A row without either is closed.
     """
     options = {"default_factory": lambda: copy(default)} if isinstance(default, list | dict) else {"default": default}
     return field(**options, metadata={"allowed": allowed, "sentence": sentence, "scope": scope})

@@ -25,7 +25,7 @@ HOLD_DATA = ("evaluate.sets", "predict.data")
 LISTS = ("logger", "hook")
 """Groups that take a list of words; the arguments of each are under `<group>.<word>`."""
 
-Scope = Literal["mesh", "aside", "typed"]
+Scope = Literal["mesh", "aside", "typed", "open", "closed"]
 
 
 @dataclass
@@ -36,42 +36,45 @@ class Schema:
         "int >= 1 and <= 100000 or between",
         1,
         "machines; with launcher=local agents on this host; 1:2 (in YAML '1:2'): one or two, as many as join",
-        "mesh",
+        "mesh open",
     )
     devices: Any = key(
-        "int >= 1 and <= 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh"
+        "int >= 1 and <= 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh open"
     )
     threads: Any = key(
         "int >= 1 and <= 1000 or auto",
         "auto",
         "CPU threads per rank, which affect the last bits of results; auto: OMP_NUM_THREADS, or the cores of this host "
         "divided by its ranks",
-        "mesh",
+        "mesh open",
     )
-    steps: int = key("int >= 1 steps", 1000, "optimizer steps of the whole run")
+    steps: int = key("int >= 1 steps", 1000, "optimizer steps of the whole run", "open")
     epochs: float | None = key(
         "number > 0 or null",
         None,
         "passes over the training data, instead of steps: epochs x its samples / batch, rounded up, counted before "
         "launch; needs data with an index",
+        "open",
     )
     batch: int = key(
         "int >= 1 and <= 1000000000 samples",
         8,
         "samples per optimizer step, of all ranks: microbatch x data-parallel ranks x accumulate",
+        "open",
     )
     microbatch: int | None = key(
-        "int >= 1 and <= 1000000000 samples or null", None, "samples per forward on one rank", "mesh"
+        "int >= 1 and <= 1000000000 samples or null", None, "samples per forward on one rank", "mesh open"
     )
     accumulate: int | None = key(
-        "int >= 1 and <= 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh"
+        "int >= 1 and <= 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh open"
     )
-    seed: int = key("int >= 0", 0, "seed of all random numbers")
-    clip: float | None = key("number > 0 or null", 1.0, "largest gradient norm; null: no clipping")
+    seed: int = key("int >= 0", 0, "seed of all random numbers", "open")
+    clip: float | None = key("number > 0 or null", 1.0, "largest gradient norm; null: no clipping", "open")
     ema: float | None = key(
         "number >= 0 and < 1 or null",
         None,
         "decay per step of an average of the weights, such as 0.999, which is saved and evaluated too; null: none",
+        "open",
     )
     out: str | None = key(
         "text or null", None, "any fsspec URL; null: outputs/<name derived from the words>", "aside typed"
@@ -86,43 +89,48 @@ class Schema:
         ["auto", "never", "must"],
         "auto",
         "auto: continue an existing run; must: refuse to start a new one; never: refuse to continue one",
-        "mesh aside",
+        "mesh aside closed",
     )
     init: str | None = key(
-        "text or null", None, "URL of a run, or of weights of others, to start from; the optimizer is new", "mesh"
+        "text or null", None, "URL of a run, or of weights of others, to start from; the optimizer is new", "mesh open"
     )
     init_names: Any = key(
-        "mapping or some text or null", None, "names of tensors at `init` -> names here, or a YAML file of them", "mesh"
+        "mapping or some text or null",
+        None,
+        "names of tensors at `init` -> names here, or a YAML file of them",
+        "mesh open",
     )
     fork: str | None = key(
         "text or null",
         None,
         "URL of a run or checkpoint from which this run goes on: weights, optimizer and position; its model, optim, "
         "data, seed and batch must be the same, other words may differ",
-        "mesh",
+        "mesh open",
     )
     on_spike: str = key(
         ["stop", "skip", "rewind"],
         "stop",
         "if the loss or gradient norm is NaN or jumps: stop; skip that step; or rewind to the newest checkpoint and "
         "skip its samples",
-        "aside",
+        "aside open",
     )
     stop_after: int | None = key(
         "int >= 1 steps or null",
         None,
         "save, evaluate and stop after this step; the schedule still aims at `steps`",
-        "mesh aside",
+        "mesh aside open",
     )
     time_limit: Any = key(
         "number > 0 seconds or clock or null",
         None,
         "save and stop in time: seconds, or hours:minutes:seconds, since the start of the command",
-        "aside",
+        "aside open",
     )
-    grace: float = key("number >= 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside")
+    grace: float = key(
+        "number >= 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside open"
+    )
     trust: list[str] = key("list of text", [], "Python packages whose `_target_` may run", "aside typed")
-    loop: str = key("text", "dtrain.train.train", "the function each rank runs", "mesh aside")
+    loop: str = key("text", "dtrain.train.train", "the function each rank runs", "mesh aside closed")
     mesh: sections.Mesh = section(sections.Mesh, "degrees of the mesh axes; null: the strategy decides", "mesh")
     pipeline: sections.Pipeline = section(sections.Pipeline, "how mesh.pp runs")
     tensor: sections.Tensor = section(sections.Tensor, "how mesh.tp runs")
@@ -141,22 +149,22 @@ class Schema:
         "aside",
     )
     sweep: sections.Sweep = section(sections.Sweep, "", "aside")
-    launcher: dict[str, Any] = group("auto", "mesh")
-    backend: dict[str, Any] = group("auto", "mesh")
-    strategy: dict[str, Any] = group("auto", "mesh")
-    precision: dict[str, Any] = group("auto")
-    remat: dict[str, Any] = group("none")
-    compile: dict[str, Any] = group("auto")
-    model: dict[str, Any] = group("gpt")
-    adapter: dict[str, Any] = group("none")
-    data: dict[str, Any] = group("text")
-    objective: dict[str, Any] = group("auto")
-    optim: dict[str, Any] = group("adamw")
-    schedule: dict[str, Any] = group("cosine")
-    checkpoint: dict[str, Any] = group("sharded")
-    logger: dict[str, Any] = group(["console", "tensorboard"], "aside")
-    hook: dict[str, Any] = group("auto", "aside")
-    cluster: dict[str, Any] = group("auto", "aside")
+    launcher: dict[str, Any] = group("auto", "mesh closed")
+    backend: dict[str, Any] = group("auto", "mesh open")
+    strategy: dict[str, Any] = group("auto", "mesh open")
+    precision: dict[str, Any] = group("auto", "open")
+    remat: dict[str, Any] = group("none", "open")
+    compile: dict[str, Any] = group("auto", "open")
+    model: dict[str, Any] = group("gpt", "open")
+    adapter: dict[str, Any] = group("none", "open")
+    data: dict[str, Any] = group("text", "open")
+    objective: dict[str, Any] = group("auto", "open")
+    optim: dict[str, Any] = group("adamw", "open")
+    schedule: dict[str, Any] = group("cosine", "open")
+    checkpoint: dict[str, Any] = group("sharded", "open")
+    logger: dict[str, Any] = group(["console", "tensorboard"], "aside open")
+    hook: dict[str, Any] = group("auto", "aside open")
+    cluster: dict[str, Any] = group("auto", "aside closed")
 
 
 @dataclass

@@ -7,7 +7,7 @@ VERBS = {
     "predict": "write the answers of a run's newest checkpoint to rows, in their order",
     "generate": "generate text with a run's newest checkpoint",
     "verify": "compare a few steps, stopped and resumed, with one process; check `expect`",
-    "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL",
+    "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL; or check one",
     "checkpoint": "ls, verify or export the checkpoints of a run",
     "tokenize": "text to token shards at any URL, on all cores; for data=tokens",
     "import": "convert a config of another tool into a recipe",

@@ -21,11 +21,11 @@ from dtrain.config.word import Word, text
 from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
 from dtrain.recipe.locate import Place, check, fetch, find
-from dtrain.recipe.policy import SPACE, refused
+from dtrain.recipe.policy import SPACE, is_idle, refused
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
 
-__all__ = ["folder", "of_run", "read", "write"]
+__all__ = ["folder", "is_overridden", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*of_scope("typed"), "expect", "sweep")
 """Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
@@ -43,7 +43,7 @@ def read(name: str, *, overridden: Collection[str] = ()) -> list[Word]:
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
     problems += [
-        problem for word in words if not _is_overridden(word.key, overridden) for problem in refused(word, word.place)
+        problem for word in words if not is_overridden(word.key, overridden) for problem in refused(word, word.place)
     ]
     if problems:
         raise WordsError(*problems)
@@ -66,7 +66,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
         elif (
             word.key.split(".")[0] in MADE_OF
             and word.key.split(".")[-1] != "cache"
-            and not _is_overridden(word.key, overridden)
+            and not is_overridden(word.key, overridden)
         ):
             problems += wrong
     if problems:
@@ -74,7 +74,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
     return [word for word in kept if not (lacks_hook and word.key in OF_FIGURES)]
 
 
-def _is_overridden(key: str, overridden: Collection[str]) -> bool:
+def is_overridden(key: str, overridden: Collection[str]) -> bool:
     """Whether the command line gives this key, or the word of its group."""
     key = key.removeprefix(SPACE)
     return key in overridden or key.split(".")[0] in overridden
@@ -116,7 +116,8 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
             problems += [
                 problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems
             ]
-    return below + [replace(word, place=place) for word in _words(document, place, problems)]
+    own = [replace(word, place=place) for word in _words(document, place, problems)]
+    return below + [word for word in own if not is_idle(word)]
 
 
 def _package(data: bytes, place: Place) -> Iterable[str]:

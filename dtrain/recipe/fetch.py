@@ -22,8 +22,10 @@ machine.
 """
 OPENS = re.compile(
     r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|"
-    r"init(?:_names)?|checkpoint|ckpt|weights_file)$"
+    r"init(?:_names)?|fork|teacher|checkpoint|ckpt|weights_file)$"
 )
+MAY_OPEN = re.compile(r"(?:^|_)(?:name|template)$")
+"""Keys whose values may be the path of a file that is here, or else mean something else."""
 NAMES = re.compile(r"(?:^|_)(?:tokenizer|name_or_path|repo|repo_id|processor)$")
 """Keys that take either a path or the name of something on a hub."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -67,6 +69,8 @@ def refusal(key: str, value: str, beside: str) -> str | None:
         and (OPENS.search(last) or NAMES.search(last))
         and _is_file_here(value, BARE_NAME if OPENS.search(last) else HUB_NAME)
     ):
+        return "cannot open a file of this machine"
+    if "://" not in value and MAY_OPEN.search(last) and _is_here(value):
         return "cannot open a file of this machine"
     return None
 
@@ -117,8 +121,12 @@ def named_hosts(value: str, beside: str) -> list[str]:
 
 
 def _is_file_here(value: str, name: re.Pattern[str]) -> bool:
+    return bool(value.strip()) and (not name.fullmatch(value) or _is_here(value))
+
+
+def _is_here(value: str) -> bool:
     try:
-        return bool(value.strip()) and (not name.fullmatch(value) or Path(value).exists())
+        return Path(value).exists()
     except (OSError, ValueError):
         return True
 

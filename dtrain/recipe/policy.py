@@ -1,18 +1,18 @@
 """Permissions of a recipe, by the trust level of its place.
 
-No recipe may set `trust`, the output folder, credentials or search paths. A remote recipe, moreover, may not read the
-environment or files, open private addresses, or bring code to parts that act on the machine. Try it with `dtrain plan
-recipe=<URL>`.
+No recipe may set `trust`, the output folder, credentials or search paths. A remote recipe, moreover, may set open keys
+alone (dtrain/config/permission.py), and may not read the environment or files, open private addresses, or bring code to
+parts that act on the machine. Try it with `dtrain plan recipe=<URL>`.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtrain.config import grammar
-from dtrain.config.schema import ROWS, of_scope
-from dtrain.config.trust import from_elsewhere, own
+from dtrain.config import grammar, permission
+from dtrain.config.schema import GROUPS, ROWS, of_scope
+from dtrain.config.trust import from_elsewhere
 from dtrain.config.word import Word, text
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside, servers
@@ -21,10 +21,6 @@ from dtrain.secrets import HERE, masked, redact_arg, screen
 from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
-NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache|evaluate\.tasks_path")
-"""Keys that a remote recipe may not set: the loop, addresses that listen, folders that are written to, and one with
-functions.
-"""
 REFERENCE = re.compile(r"\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
 """${model.width}: another key; no resolver."""
 FOREIGN_CODE: Mapping[str, Any] = {
@@ -46,6 +42,11 @@ def is_typed_only(key: str) -> bool:
     return key.split(".")[0] in of_scope("typed") or (key in ROWS and "typed" in ROWS[key].metadata["scope"].split())
 
 
+def is_left_to_type(word: Word, place: Place) -> bool:
+    """Whether a recipe at this place could not say a word, so that whoever uses it does."""
+    return is_typed_only(word.key) or is_closed(replace(word, place=place))
+
+
 def refused(word: Word, place: Place) -> Iterable[str]:
     """A sentence for each rule that this word breaks in a recipe at this place, with words to type instead."""
     shown = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))
@@ -63,8 +64,8 @@ def refused(word: Word, place: Place) -> Iterable[str]:
 
 
 def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[str]:
-    if NEVER_FROM_ELSEWHERE.fullmatch(word.key) and word.value is not None and word.value not in own().get(top, ()):
-        yield f"{shown}: {word.key} cannot come from a recipe from elsewhere. Type it on the command line."
+    if closed := next(_closed(word), ""):
+        yield f"{shown}: {closed} cannot come from a recipe from elsewhere. Type it on the command line."
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
             package = str(value).split(".")[0]
@@ -79,7 +80,7 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
                 f"{shown}: a recipe from elsewhere cannot run downloaded code. Type {key}=<value> if you trust "
                 "whoever wrote it."
             )
-        if isinstance(value, str) and not key.endswith("._target_") and (why := refusal(key, value, place.url)):
+        if isinstance(value, str) and not key.endswith("._target_") and (why := _unreachable(key, value, place)):
             yield f"{shown}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{shown}: a recipe from elsewhere cannot contain control characters."
@@ -89,6 +90,38 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
                 f"other keys, as ${{model.width}}. "
                 f"Type {word.key}=<value>, or copy the recipe to a local file if you trust it."
             )
+
+
+def _closed(word: Word) -> Iterator[str]:
+    """The closed keys that a word sets to another value than the one that they have anyway."""
+    if word.key in GROUPS and not permission.is_choice_of_ours(word.key, word.value) and _is_name(word.value):
+        yield f"{word.key}={text(word.value)}"
+    for key in dict.fromkeys((word.key, *(key for key, _ in _inside(word.key, word.value)))):
+        if permission.is_row(key) and not permission.is_open(key) and not permission.is_default(word.key, word.value):
+            yield key
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value names words; a text such as range(0,2), of a space, is judged when it has become its values."""
+    return isinstance(value, list) or (isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value) is not None)
+
+
+def _unreachable(key: str, value: str, place: Place) -> str | None:
+    """Why a recipe at this place may not give a text to a key; None if it may."""
+    data = key.split(".")[0] == "data"
+    if permission.is_passed_on(key) and not permission.is_plain(value) and not (data and "://" in value):
+        return "may not give a path or URL to code that dtrain does not know"
+    return refusal(key, value, place.url)
+
+
+def is_closed(word: Word) -> bool:
+    """Whether a word comes from a remote recipe, which may not set its key."""
+    return word.place is not None and word.place.trust == "remote" and not permission.is_open(word.key)
+
+
+def is_idle(word: Word) -> bool:
+    """Whether a word of a remote recipe is a closed one that changes nothing, so that it need not be read."""
+    return is_closed(word) and permission.is_default(word.key, word.value)
 
 
 def borrowed(word: Word, settled: Sequence[Word], written: Sequence[Word], *, foreign: bool) -> Iterable[str]:
@@ -130,7 +163,7 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
             whole = value_of.get(word.key, word.value)
             for key, value in _inside(word.key, whole):
                 if isinstance(value, str) and not key.endswith("._target_"):
-                    if whole != word.value and (why := refusal(key, value, word.place.url)):
+                    if whole != word.value and (why := _unreachable(key, value, word.place)):
                         yield (
                             f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
                         )
@@ -218,9 +251,7 @@ def _looks_up_keys_only(value: str, own_key: str) -> bool:
         return True
     keys = REFERENCE.findall(value)
     forbidden = any(
-        key.split(".")[0] in ("hydra", "init", "init_names", "fork")
-        or is_typed_only(key)
-        or NEVER_FROM_ELSEWHERE.fullmatch(key)
+        key.split(".")[0] in ("init", "init_names", "fork") or is_typed_only(key) or not permission.is_open(key)
         for key in keys
     )
     return len(keys) == value.count("${") and not forbidden

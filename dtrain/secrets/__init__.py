@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+from dtrain.secrets.near import after_flags, spans
 from dtrain.secrets.patterns import (
     BESIDE,
     DIGEST,
@@ -87,6 +88,8 @@ def masked(text: str) -> str:
     text = BESIDE.sub(MASK, text) if near else text
     if "://" in text:
         text = IN_PATH.sub(rf"\1{MASK}", PASSWORD.sub(rf"\1{MASK}", text))
+    for begin, end in sorted(spans(text, strength), reverse=True):
+        text = text[:begin] + MASK + text[end:] if not plain(text[begin:end]) else text
     if not HINT.search(text):
         return text
     for pattern in (IN_URL, HEADER, COOKIES, SCHEME):
@@ -104,7 +107,10 @@ def redact_tree(value: Any) -> Any:
             _name(name, known) if isinstance(name, str) and len(name) > 7 else name: _redacted(name, item)
             for name, item in value.items()
         }
-    return [redact_tree(item) for item in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    flagged = {at for at in after_flags(value, strength) if not plain(value[at])}
+    return [MASK if at in flagged else redact_tree(item) for at, item in enumerate(value)]
 
 
 def _redacted(name: Any, item: Any) -> Any:
@@ -132,6 +138,8 @@ def hear(words: Sequence[str]) -> None:
     """Register the secrets among the words of a command, before any error could show them."""
     before = ""
     for word in words:
+        for begin, end in spans(word, strength):
+            know(word[begin:end])
         key, equals, value = word.partition("=")
         if equals and is_secret(key.lstrip("+-~"), unquoted(value)):
             know(unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
@@ -234,11 +242,12 @@ def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool)
         inside = held or ("." in key and (bool(HOLDERS.search(leaf)) or strength(key) == 2))
         if isinstance(value, Mapping) and leaf.endswith(("headers", "cookies")):
             inside = False
+        flagged = {*after_flags(value, strength)} if isinstance(value, list | tuple) else set()
         beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for item in items.values())
         sealed = dict(items)
         for name, item in items.items():
             if name not in ("_target_", "_about_"):
-                sealed[name] = _seal(item, f"{key}.{name}", read, held=inside, near=beside)
+                sealed[name] = _seal(item, f"{key}.{name}", read, held=inside or name in flagged, near=beside)
         return sealed if isinstance(value, Mapping) else list(sealed.values())
     if (
         not isinstance(value, str | int)

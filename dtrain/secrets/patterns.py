@@ -5,9 +5,13 @@ import re
 from functools import cache
 from typing import Any
 
+from dtrain.secrets.near import is_near
+
 STRONG = re.compile(
     r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|"
     r"phrase|code)s?$"
+    r"|(?:^|_)(?:passwor[td]|passord|kennwort|wachtwoord|mots?_?de_?passe|contrasena|contrasenya|senha|haslo|heslo|"
+    r"jelszo|losenord|adgangskode|salasana)$"
     r"|(?:^|_)(?:account|admin|client|db|email|ftp|http|imap|key|keystore|login|mail|master|mongo|mysql|pg|postgres|"
     r"proxy|redis|root|server|smtp|sql|ssh|user|wifi)"
     r"_?pass$|(?:connectionstring|clientsecret|authheader|accesscode)$"
@@ -22,7 +26,7 @@ STRONG = re.compile(
 )
 WEAK = re.compile(
     r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|"
-    r"totp|xsrf)$|tokens?$"
+    r"totp|xsrf|hmac|salt|signing|service_account)$|^private$|tokens?$"
 )
 """Names that often mean something else: in running text, their value is masked only if it looks like a secret."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
@@ -97,7 +101,8 @@ BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/
 HINT = re.compile(
     r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|"
     r"mnemonic|phrase|sess_?id"
-    r"|(?<![a-z])(?:csrf|dsn|mfa|otp|pin|psk|pw|sid|totp|xsrf)(?![a-z])|pin_?code",
+    r"|(?<![a-z])(?:csrf|dsn|mfa|otp|pin|psk|pw|sid|totp|xsrf|hmac|salt)(?![a-z])|pin_?code|private|service_?account"
+    r"|kennwort|wachtwoord|contrasen|senha|haslo|heslo|jelszo|losenord|adgangskode|salasana",
     re.I,
 )
 
@@ -117,7 +122,7 @@ def _strength(name: str) -> int:
         return 0
     if STRONG.search(plain) or STRONG.search(words):
         return 2
-    return 1 if WEAK.search(plain) else 0
+    return 1 if WEAK.search(plain) or is_near(plain) else 0
 
 
 def is_secret(name: str, value: Any) -> bool:

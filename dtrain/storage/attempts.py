@@ -156,6 +156,12 @@ def place(url: str) -> str:
     return "/".join(url.rstrip("/").split("/")[-2:])
 
 
+def writer(url: str) -> str:
+    """The process that wrote the attempt at `url`: its name without how many there were before."""
+    name = url.rstrip("/").rpartition("/")[2]
+    return re.sub(r"(?<=-[0-9a-f]{8})-[0-9]{4,9}$", "", name)
+
+
 def remove(url: str) -> None:
     """Remove an attempt, its commit first, and the folder of its step if nothing else is in it. Raises StoreError."""
     store.remove(store.join(url, COMMIT))

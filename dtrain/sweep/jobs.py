@@ -21,7 +21,7 @@ from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.prediction import predict
-from dtrain.recipe import policy
+from dtrain.recipe import is_overridden, policy
 from dtrain.recipe.locate import find
 from dtrain.resolve import values
 from dtrain.resolve.out import digest
@@ -151,9 +151,8 @@ def _whole(axis: Axis, known: Vocabulary) -> Axis:
 
 def again(root: str, more: Sequence[str]) -> list[Request]:
     """The sweep at URL `root`, a request for each of its spaces. `more`: settings, and the words that no file gives:
-    secrets, options of storage, trust. Raises WordsError, and StoreError if there is no sweep.
-
-    Its words have the rights of a recipe at that place, as whoever wrote it need not be whoever reads it.
+    secrets, options of storage, trust. Its words have the rights of a recipe at that place, as whoever wrote it need
+    not be whoever reads it. Raises WordsError, and StoreError if there is no sweep.
     """
     there, place = folder.read(root), find(f"{root}/sweep.yaml")
     if there is None:
@@ -163,9 +162,10 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
         f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
         for word in added
         if word.key in study.KEYS
-        or not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or is_private(word))
+        or not (policy.is_left_to_type(word, place) or word.key.startswith("sweep.") or is_private(word))
     ]
     written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
+    written = [word for word in written if not is_overridden(word.key, {each.key for each in added})]
     words = [replace(word, source=str(place), place=place) for word in written]
     swept = [
         Word(key, value, spelling(value), str(place), place=place)

@@ -12,10 +12,14 @@ file, or the same as YAML.
 
 from collections.abc import Sequence
 
+from dtrain.config.word import Word, text
 from dtrain.dialect import complete, load, recognise, translate
+from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.read import read
 from dtrain.dialect.write import command, lists, recipe
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.recipe.locate import Place
+from dtrain.recipe.policy import refused
 from dtrain.secrets import screen
 from dtrain.storage import store
 
@@ -28,6 +32,8 @@ def run(words: Sequence[str]) -> int:
     name = options.get("as") or recognise(tree, place)
     ledger = translate(tree, name, place)
     complete(ledger)
+    if not store.is_local(place):
+        _ask_for_closed(ledger, place)
     silent = load(name).SILENT
     if "to" not in options:
         screen.say(recipe(ledger, silent, "<this file>").removesuffix("\n"))
@@ -37,6 +43,17 @@ def run(words: Sequence[str]) -> int:
     head = screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain")
     screen.say(head, *lists(ledger), f"next  {command(ledger, to)}")
     return 0
+
+
+def _ask_for_closed(ledger: Ledger, place: str) -> None:
+    """Move what a recipe at the URL of the file could not say, such as local paths, from the recipe to the command
+    line, where somebody sees it before it counts.
+    """
+    far = Place(place, "remote")
+    for key, value in list(ledger.words.items()):
+        if any(refused(Word(key, value, text(value), place), far)):
+            ledger.command[key] = ledger.words.pop(key)
+            ledger.implied.pop(key, None)
 
 
 def _read(words: Sequence[str]) -> tuple[str, dict[str, str]]:

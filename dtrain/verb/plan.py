@@ -17,6 +17,7 @@ from dtrain.build import GIVEN, build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
+from dtrain.config.permission import code_of
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
@@ -71,7 +72,8 @@ def run(words: Sequence[str]) -> int:
         return 0
     unmet = [*requires.unmet(config, cluster), *_lacking(plan)]
     missing = [("not here", screen.on_one_line(sentence)) for sentence in unmet]
-    screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing]))
+    code = [("code", sentence) for sentence in commands_in(config)]
+    screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing, *code]))
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
     return 0
@@ -125,6 +127,12 @@ def say_left_out(config: Config) -> None:
     """Notes about the arguments that were dropped with the parts they belong to."""
     for sentence in provenance.left_out(config):
         screen.complain(screen.on_one_line(sentence), begin="note: ")
+
+
+def commands_in(config: Config) -> Iterator[str]:
+    """A sentence for each word of a recipe that is run as a command."""
+    for key, value, source in code_of(config):
+        yield screen.on_one_line(f"{key}={provenance.shown(key, value)} ({source}) is run as it stands. Read it.")
 
 
 def explained(plan: Plan) -> str:

@@ -50,6 +50,9 @@ class Held:
 
     def make_room(self, names: object) -> None: ...
 
+    def unfit(self, facts: dict[str, Any]) -> str:
+        return ""
+
     def load_facts(self, facts: dict[str, Any]) -> None:
         self.step, self.loaded = facts["step"], self.loaded + 1
 

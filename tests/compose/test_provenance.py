@@ -185,6 +185,18 @@ def test_the_environment_is_written_down_as_it_was_said(monkeypatch: pytest.Monk
     assert build(again.loggers["mine"]) == {"api_key": KEY[::-1], "place": "here"}, "looked up anew"
 
 
+@pytest.mark.parametrize("key", ["out", "generate.prompt", "init", "stop.metric"])
+def test_no_word_outside_the_parts_looks_up_a_secret(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "hunter2-of-mine")
+    for looked_up in ("${logger.mine.api_key}", "${oc.env:MY_API_KEY}"):
+        with pytest.raises(WordsError) as caught:
+            compose([*PARTS, "logger.mine.api_key=hunter2-typed", f"{key}='runs/{looked_up}'"])
+        said = "\n".join(caught.value.problems)
+        assert f"{key}=runs/{looked_up} (command line): it holds a secret and would be saved" in said
+        assert "hunter2" not in said
+    assert compose([*PARTS, "logger.mine.api_key=hunter2-typed", "out='runs/${seed}'"]).out == "runs/0"
+
+
 def test_a_run_that_is_run_again_asks_for_its_secrets(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         recipe.write(compose([*PARTS, f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]"]))

@@ -3,11 +3,14 @@
 import contextlib
 import io
 import json
+import operator
 import os
 import random
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from checkpoint.test_sharded import alone, commit, sharded, state_on
 from launching import WORDS
 from pool import ranks
 
+from dtrain.build import build
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.format import parse
 from dtrain.cluster import Cluster
@@ -25,10 +29,12 @@ from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.launcher.run import finished
+from dtrain.loop.assemble import assemble, prepare
+from dtrain.loop.spike import SpikeDetector
 from dtrain.mesh import Mesh
 from dtrain.resolve import resolve
 from dtrain.storage import lease
-from dtrain.storage.attempts import SCORES, listed
+from dtrain.storage.attempts import SCORES, listed, place
 from dtrain.storage.jsonl import Journal
 from dtrain.verb import checkpoint as verb
 from dtrain.verb import diff
@@ -205,7 +211,7 @@ def fuzzed(out: Path, count: int) -> list[str]:
                 with contextlib.suppress(ValueError, TypeError, AttributeError):
                     document = json.loads(path.read_text())
                     document.pop("digest", None)
-                    path.write_text(json.dumps({**document, "digest": commits._digest(document)}))
+                    path.write_text(json.dumps({**document, "digest": commits.digest(document)}))
             try:
                 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                     read()
@@ -233,6 +239,103 @@ def fuzzed(out: Path, count: int) -> list[str]:
 def test_every_file_of_a_run_may_be_changed_and_is_refused_in_one_sentence(tmp_path: Path, count: int) -> None:
     (faults,) = ranks(1, fuzzed, tmp_path / "run", count, seconds=900)
     assert not faults, f"{len(faults)}:\n" + "\n".join(faults[:5])
+
+
+def places_in(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value of a document, of lists to the first three."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree[:3]) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*at, key)
+        yield from places_in(value, (*at, key))
+
+
+def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at one place; `...`: without it."""
+    copy = json.loads(json.dumps(document))
+    holder = reduce(operator.getitem, at[:-1], copy)
+    if value is ...:
+        del holder[at[-1]]
+    else:
+        holder[at[-1]] = value
+    return copy
+
+
+KINDS = (None, [], {}, "", "ten", -1, 0, 10**30, 0.5, True, ["x"], {"a": 1}, ...)
+"""A value of each kind, one of which is of the right one; ...: none."""
+
+
+def restored_from(out: Path, words: list[str], count: int) -> list[str]:
+    """Faults of `count` commits, each with one value changed and a new digest of its own."""
+    plan = resolve(compose(words), Cluster(gpus=0, cpus=1))
+    (newest, older) = (one for one in listed(str(out)) if one.is_committed)
+    path, chance, faults = Path(newest.url) / commits.NAME, random.Random(7), list[str]()
+    document = json.loads(path.read_text())
+    del document["digest"]
+    document["facts"]["optim"] = {
+        f"{next(name for name in document['tensors'] if name.startswith('optim.'))[:-5]}.extra": 1
+    }
+    ways = [at for at in places_in(document) if at[0] in ("facts", "step", "passed_over", "format", "attempt")]
+    others = [at for at in places_in(document) if at not in ways]
+    cases = [(at, value) for at in ways for value in KINDS] + [(at, value) for at in others for value in KINDS]
+    with ExitStack() as stack:
+        stack.enter_context(build(plan.backend).open())
+        mesh = Mesh(plan.mesh, device=plan.device)
+        for at, value in chance.sample(cases, count):
+            forged = changed(document, at, value)
+            path.write_text(json.dumps({**forged, "digest": commits.digest(forged)}))
+            training = prepare(assemble(plan, mesh), began=0.0)
+            training.state.spikes = SpikeDetector(plan.on_spike, **plan.spike, mesh=mesh, gates=None, scale=None)
+            checkpoint = sharded(mesh, out)
+            try:
+                with contextlib.redirect_stderr(io.StringIO()) as said:
+                    checkpoint.restore(training.state)
+                    training.state.facts()
+            except Exception as error:
+                faults.append(f"{at}={value!r:.20}: {type(error).__name__}: {error}")
+                continue
+            step, sentence = training.state.step, checkpoint.damaged
+            if (step, len(sentence)) not in ((newest.step, 0), (older.step, 1)) or bool(sentence) != bool(
+                said.getvalue()
+            ):
+                faults.append(f"{at}={value!r:.20}: step {step}, {sentence}, {said.getvalue()}")
+    return faults
+
+
+def test_a_forged_commit_is_passed_over_or_read_right(tmp_path: Path) -> None:
+    """200 commits, each with one value of another kind, or without it, that say that they are whole."""
+    words = ["model=mlp", *WORDS, f"out={tmp_path}/run", "checkpoint.every=2", "steps=4", "hook=[]", "logger=[]"]
+    verb_train.one(compose(words))
+    (faults,) = ranks(1, restored_from, tmp_path / "run", words, 200, seconds=300)
+    assert not faults, f"{len(faults)}:\n" + "\n".join(faults[:30])
+
+
+def resigned(folder: Path, **more: Any) -> None:
+    """The commit in a folder with other values, and a digest that is right."""
+    document = json.loads((folder / commits.NAME).read_text()) | more
+    del document["digest"]
+    (folder / commits.NAME).write_text(json.dumps({**document, "digest": commits.digest(document)}))
+
+
+@pytest.mark.parametrize("of_one_process", [True, False])
+def test_a_checkpoint_of_another_seed_is_passed_over_for_one_of_its_own_process(
+    tmp_path: Path, of_one_process: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=mlp", *WORDS, f"out={tmp_path}/run", "checkpoint.every=2", "steps=4", "hook=[]"]
+    verb_train.one(compose(words))
+    (newest, older) = (Path(one.url) for one in listed(f"{tmp_path}/run") if one.is_committed)
+    facts = json.loads((newest / commits.NAME).read_text())["facts"]
+    resigned(newest, facts={**facts, "stream": {**facts["stream"], "seed": 9}})
+    (tmp_path / "run" / "result.json").unlink()
+    if of_one_process:
+        verb_train.one(compose(words))
+        assert "another seed, unlike others that its process wrote" in " ".join(capsys.readouterr().err.split())
+        assert commits.find(f"{tmp_path}/run")[1]["passed_over"] == [place(str(newest))]
+    else:
+        name = f"{older.name[:25]}00000000{older.name[33:]}"
+        resigned(older, attempt=name)
+        older.rename(older.with_name(name))
+        with pytest.raises(WordsError, match="the checkpoint is of a run with another seed"):
+            verb_train.one(compose(words))
 
 
 FORGED: dict[str, tuple[str, str]] = {

@@ -154,7 +154,11 @@ def test_what_a_look_up_makes_is_judged_whole() -> None:
         ("169.254", "http://${model.a}.169.254/"),
     ):
         with pytest.raises(WordsError, match="a recipe from elsewhere cannot"):
-            compose([remote(f"model: {{_target_: torch.nn.Linear, a: '{first}', b: '{second}'}}")])
+            compose([remote(f"data: {{column: '{first}', path: '{second.replace('model.a', 'data.column')}'}}")])
+    with pytest.raises(WordsError, match=r"model\.b .*may not give a path or URL to code"):
+        compose(
+            [remote("data: {path: 'https://93.184.216.34/a'}\nmodel: {_target_: torch.nn.Linear, b: '${data.path}'}")]
+        )
 
 
 def test_a_choice_that_is_made_again_lets_nothing_through() -> None:

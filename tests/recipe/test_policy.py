@@ -68,7 +68,7 @@ def test_a_recipe_of_this_machine_may(key: str) -> None:
     ("key", "value"),
     [
         ("loop", "dtrain.train.train"), ("launcher.address", None), ("data.cache", None), ("model._target_", "mine.Net"), ("hook.sample._target_", "dtrain.hook.sample.Sample"),
-        ("model.width", "${model.heads}"), ("generate.prompt", "costs $5 {x}"), ("data.path", "https://host/text"), ("logger.x.key", "${secret:logger.x.key}"),
+        ("model.width", "${model.heads}"), ("generate.prompt", "costs $5 {x}"), ("data.path", "https://host/text"), ("data.dataset.key", "${secret:data.dataset.key}"),
         ("model.name", "a\u200db é 語"),
     ],
 )  # fmt: skip

@@ -62,7 +62,9 @@ def test_the_readme_stays_readable() -> None:
     ["password", "DB_PASSWORD", "apiKey", "api-key", "X-Api-Key", "hf_token", "AWS_SECRET_ACCESS_KEY", "awsSecretAccessKey", "accountKey", "sig", "client_secret",
      "connection_string", "private_key", "session_id", "Authorization", "passphrase", "wandb_key", "token_1", "password2", "SAS", "refreshToken", "db_pass",
      "pass", "pw", "user_pw", "pin", "otp", "totp", "creds", "aws_creds", "access_code", "accessCode", "auth_header", "authHeader", "sessionid", "sessionId", "webhook", "webhook_url",
-     "slackWebhook", "dsn", "passcode", "pin_code", "psk", "recovery_codes", "smtp_pass", "csrf", "x-auth-header"],
+     "slackWebhook", "dsn", "passcode", "pin_code", "psk", "recovery_codes", "smtp_pass", "csrf", "x-auth-header",
+     "hmac", "salt", "hash_salt", "signing", "private", "service_account", "passwort", "mot_de_passe", "motDePasse", "contrasena", "kennwort", "senha", "wachtwoord",
+     "pasword", "passwrod", "db_passwordd", "secrt", "client_sercet", "credntials", "api_kye", "apkey", "acces_token", "auth_tokn", "toekn", "private_kay"],
 )  # fmt: skip
 def test_a_name_of_a_secret(name: str) -> None:
     assert patterns.is_secret(f"logger.mine.{name}", "Xk29fjw0")
@@ -74,7 +76,9 @@ def test_a_name_of_a_secret(name: str) -> None:
     "name",
     ["tokens", "tokenizer", "token_type", "pad_token", "next_token", "eos_token", "max_new_tokens", "tokens_per_second", "keyword", "monkey", "kv_heads", "keys",
      "author", "secretary", "single_pass", "bypass", "path", "primary_key", "design", "signal", "assignment", "sessions", "basic", "compass", "key_size", "passes", "forward_pass", "num_pass", "pin_memory", "keep", "keyframes", "spin", "pinned", "encode",
-     "code", "country_code", "source_code", "webhooks_seen", "credit", "header", "headers_only", "side", "pwm", "power", "monkey_key_size", "password_length"],
+     "code", "country_code", "source_code", "webhooks_seen", "credit", "header", "headers_only", "side", "pwm", "power", "monkey_key_size", "password_length",
+     "token_budget", "salt_lake", "salted", "salt_ratio", "private_data", "is_private", "service_account_name", "signing_date", "design_ing", "passed", "passes_per_day", "passport",
+     "secretion", "sector", "decret", "app_page", "map_key", "step_key", "taken", "token_list_size", "credential_free", "author", "keyword"],
 )  # fmt: skip
 def test_a_name_of_none(name: str) -> None:
     assert not patterns.is_secret(f"data.{name}", "Xk29fjw0")
@@ -224,6 +228,10 @@ def test_the_ranks_are_told() -> None:
         "-----BEGIN PRIVATE " + "KEY-----" + "A" * 50_000,
         "Bearer " * 5_000,
         "'" * 20_000,
+        "[" * 30_000 + "--token",
+        "[--token," * 8_000,
+        "curl -u " + "a:" * 20_000,
+        "curl" + " -u a" * 8_000,
     ],
 )
 def test_no_text_takes_long(text: str) -> None:
@@ -281,3 +289,40 @@ def test_a_secret_beside_its_name_as_two_words_is_known() -> None:
     for words in (["api_key", "abcdef123"], ["model={api_key:", "bcdefg234}"], ["--hf-token", "cdefgh345"]):
         secrets.hear(words)
     assert secrets.masked("abcdef123 bcdefg234 cdefgh345") == "*** *** ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("logger.mine.args=[--token,swordfish]", "logger.mine.args=[--token,***]"),
+        ("args: ['--url', 'a', '--api-key', 'swordfish']", "args: ['--url', 'a', '--api-key', '***']"),
+        ('["--password", "swordfish"] failed', '["--password", "***"] failed'),
+        ("curl -u ada:swordfish https://host/x", "curl -u ada:*** https://host/x"),
+        ("sh -c 'curl --user=ada:swordfish -X POST a'", "sh -c 'curl --user=ada:*** -X POST a'"),
+        ("[curl, -s, -u, ada:swordfish]", "[curl, -s, -u, ***]"),
+        ("[--tokens, 100, --token, --verbose, --token-budget, 20, --salt, none]", ""),
+        ("docker run -u 1000:1000 -v a:b curl", ""), ("chown -R root:root /a", ""), ("[-u, root:root]", ""), ("the flag --token, which is optional", ""),
+    ],
+)  # fmt: skip
+def test_a_neighbour_says_what_a_value_is(text: str, shown: str) -> None:
+    assert secrets.masked(text) == (shown or text)
+
+
+def test_the_argument_after_a_flag_is_sealed() -> None:
+    arguments = ["--url", "https://host", "--token", "swordfish", "--verbose", "-u", "ada:l0ngship"]
+    assert secrets.redact_tree(arguments) == ["--url", "https://host", "--token", "***", "--verbose", "-u", "***"]
+    sealed = secrets.seal({"args": arguments, "columns": ["token", "label"]}, "logger.mine")
+    assert sealed["args"] == [
+        *arguments[:3],
+        "${secret:logger.mine.args.3}",
+        "--verbose",
+        "-u",
+        "${secret:logger.mine.args.6}",
+    ]
+    assert sealed["columns"] == ["token", "label"] and secrets.opened(sealed["args"][3]) == "swordfish"
+    assert secrets.masked("no swordfish here") == "no *** here"
+
+
+def test_a_typed_argument_after_a_flag_is_known() -> None:
+    secrets.hear(["logger.mine.args=[--token,swordfish]", "hook.mine.call=curl -u ada:mainsail https://host"])
+    assert secrets.masked("swordfish and mainsail") == "*** and ***"

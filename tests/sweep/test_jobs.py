@@ -3,7 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
+import yaml
 
 from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
@@ -262,3 +264,21 @@ def test_a_sweep_of_somebody_else_has_the_rights_of_a_recipe(tmp_path: Path) -> 
         jobs.again(str(tmp_path), [])
     assert any("trust cannot come from a recipe" in problem for problem in raised.value.problems)
     assert any("sweep.out=a" in problem and "it cannot be swept" in problem for problem in raised.value.problems)
+
+
+def test_who_takes_part_in_a_sweep_at_a_url_types_where_its_jobs_run() -> None:
+    study = yaml.safe_load(STUDY)
+    words = {"model": "mlp", "launcher": "ssh", "launcher.options": "-oProxyCommand=x", "checkpoint.keep": "3"}
+    sweep = {
+        "format": 1,
+        "words": words,
+        "spaces": [{"seed": [1, 2]}],
+        "study": {**study, "metrics": ["loss"], "goals": ["min"]},
+    }
+    fsspec.filesystem("memory").pipe_file("/shared/sweep.yaml", yaml.safe_dump(sweep).encode())
+    with pytest.raises(WordsError, match=r"launcher\.options cannot come from a recipe from elsewhere"):
+        jobs.again("memory://shared", [])
+    (request,) = jobs.again("memory://shared", ["launcher=inline"])
+    assert {str(word) for word in request.words} == {"model=mlp", "checkpoint.keep=3", "launcher=inline"}
+    with pytest.raises(WordsError, match=r"steps=3.*: the words of a sweep are those of its sweep.yaml"):
+        jobs.again("memory://shared", ["launcher=inline", "steps=3"])

@@ -15,9 +15,11 @@ from dtrain.secrets import redact_arg
 
 Kind = Literal["carried", "unneeded", "refused"]
 CHOICES = {
-    "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor",
+    "model": "hf with model.name=..., or in its place model._target_=... and trust=[...]",
+    "data": "chat, jsonl, csv, hf or text with data.path=..., or dataset", "optim": "adamw, sgd, muon or adafactor",
     "optim.lr": "value",
-    "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
+    "schedule": "linear, cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8",
+    "clip": "value or null",
     "strategy": "single, ddp, zero1, zero2, zero3 or fsdp", "objective": "next_token, dpo, distill or your own",
     "adapter": "lora, dora, qlora or none",
 }  # fmt: skip
@@ -279,6 +281,12 @@ def number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number")
     return value
+
+
+def positive(value: Any) -> int | float:
+    if number(value) <= 0:
+        raise ValueError("a number > 0")
+    return number(value)
 
 
 def whole(value: Any) -> int:

@@ -4,8 +4,8 @@ the names of a file for `trl sft` and `trl dpo`.
 
 from collections.abc import Mapping
 
-from dtrain.dialect.axolotl_adapter import ALONE, CHANGED, DRAWN, WHOLE, carry_targets, positive
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number
+from dtrain.dialect.axolotl_adapter import ALONE, CHANGED, DRAWN, WHOLE, carry_targets
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, positive
 from dtrain.dialect.rules import OFF, chosen, given, refused, says, switched, table, to, unneeded
 
 TRL = "TRL"
@@ -31,18 +31,19 @@ def class_of(ledger: Ledger) -> str:
 
 def precision_section(ledger: Ledger, t: str, kind: str) -> None:
     """Translate mixed precision, which TRL's classes switch on by themselves, and the type of the weights."""
-    half, adapted = ledger.get(f"{t}dtype", ledger.get(f"{t}torch_dtype")) == "bfloat16", "adapter" in ledger.words
+    keys = [f"{of}{name}" for of in (t, "model.", f"{t}model_init_kwargs.") for name in ("dtype", "torch_dtype")]
+    half = any(str(ledger.get(key)).rpartition(".")[2] == "bfloat16" for key in keys)
+    adapted = "adapter" in ledger.words
     word = "bf16_true" if half and not adapted else "bf16"
     note = "weights in bf16 too" if word == "bf16_true" else "weights in fp32"
     for key, value in ((f"{t}bf16", word), (f"{t}fp16", "fp16")):
         ledger.settle(given(switched(says({"precision": value}, note), OFF)), key)
     is_off = ledger.get(f"{t}bf16") is False or bool(ledger.get(f"{t}fp16"))
-    loaded = {
-        "float32": OFF,
-        "bfloat16": unneeded("beside an adapter the frozen weights alone") if adapted else says({"precision": word}),
-    }
+    frozen = unneeded("beside an adapter the frozen weights alone")
+    types = {"float32": OFF, "bfloat16": frozen if adapted else says({"precision": word})}
+    types |= {f"torch.{name}": rule for name, rule in types.items()}
     other = refused("Type precision=bf16, or precision=bf16_true for weights in bf16 too.", "precision")
-    ledger.settle(given(chosen(loaded, other)), f"{t}dtype", f"{t}torch_dtype")
+    ledger.settle(given(chosen(types, other)), *keys)
     if kind or is_off:
         ledger.imply({"precision": word if kind in OF_TRL and not is_off else "fp32"}, DEFAULT)
     elif "precision" not in ledger.words:

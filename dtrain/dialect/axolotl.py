@@ -170,7 +170,7 @@ def per_epoch(word: str) -> Rule:
 
 def counted_by(word: str, never: str) -> Rule:
     """Translate what an interval counts: steps, epochs, or nothing."""
-    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.of_epochs(word))
+    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.once_an_epoch(word))
 
 
 def _holdout(ledger: Ledger, key: str, value: Any) -> None:

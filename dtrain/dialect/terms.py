@@ -16,7 +16,7 @@ from dtrain.secrets import screen
 BEHIND = "their warm-up starts at 0 and lags one step behind"
 """transformers and torchtune warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
 ROUNDED = "and is rounded {} to whole steps"
-"""What else is different of a warm-up that is a part of the run."""
+"""Of a warm-up that is a part of the run."""
 MATRICES = "dtrain does not decay norms, biases and other vectors"
 NO_DATA = (
     "dtrain does not read this data format. Type data=chat data.path=<rows>, data=text data.path=<URL>, data=tokens "
@@ -175,6 +175,16 @@ def unknown_schedule(name: str) -> str:
 def of_epochs(word: str) -> Rule:
     """Refuse a number of epochs between events, since the file does not give the number of samples."""
     return of_samples(word, lambda value: f"{value} x samples / batch")
+
+
+def once_an_epoch(word: str) -> Rule:
+    """Refuse `epoch` as what an interval counts."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        ledger.ask(word, "samples / batch")
+        ledger.refuse(key, f"this file does not give the samples of an epoch. Type {word}=<samples / batch>.")
+
+    return rule
 
 
 EPOCHS = to("epochs", positive, "passes over the training data, the last step filled up")

@@ -172,7 +172,7 @@ def _every(word: str, strategy: str) -> Rule:
 def _by(word: str) -> Rule:
     return chosen(
         {"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, "only the last step")},
-        refused(f"the file does not give the samples of an epoch. Type {word}=<samples / batch>.", word),
+        terms.once_an_epoch(word),
     )
 
 

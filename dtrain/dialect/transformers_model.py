@@ -72,7 +72,7 @@ def _entries(ledger: Ledger) -> None:
     keys = [key for key in keys if key in ledger.open()]
     named = [key.removeprefix(f"{CONFIG}.init_args.").removeprefix("model.").split(".")[0] for key in keys]
     entries = {name: given[name] for name in dict.fromkeys(named) if given.get(name) is not None}
-    computed = [key for key in keys if isinstance(ledger.leaves[key], Code)]
+    computed = [key for key in keys if isinstance(ledger.leaves[key], Code) or key.endswith(".class_path")]
     if computed or ledger.asks(CONFIG):
         shown = ", ".join(f"{name}: {_hint(value)}" for name, value in entries.items())
         ledger.settle(refused(f"{Code.why}. Type model.config={{{shown}}}."), *keys)

@@ -128,7 +128,21 @@ def test_the_adapter_of_a_quantised_base_is_on_the_command_line(tmp_path: Path) 
         ("max_grad_norm=0", {"clip": None}),
         ("fp16=True", {"precision": "fp16"}),
         ("fsdp='shard_grad_op'", {"strategy": "fsdp", "strategy.reshard": "never"}),
-        ("warmup_steps=0.1, lr_scheduler_type='cosine'", {"schedule.warmup": 0.1}),
+        (
+            "warmup_steps=0.1, lr_scheduler_type='cosine'",
+            {"schedule": "cosine", "schedule.warmup": 0.1, "schedule.floor": 0.0},
+        ),
+        ("warmup_ratio=0.06", {"schedule": "linear", "schedule.warmup": 0.06, "schedule.floor": 0.0}),
+        ("warmup_steps=5, lr_scheduler_type='constant'", {"schedule": "constant", "schedule.warmup": 0}),
+        ("lr_scheduler_type='constant_with_warmup', warmup_steps=5", {"schedule": "constant", "schedule.warmup": 5}),
+        (
+            "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr_rate': 0.1}",
+            {"schedule": "cosine", "schedule.floor": 0.1},
+        ),
+        (
+            "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr': 1e-5}, learning_rate=1e-4",
+            {"schedule": "cosine", "schedule.floor": 0.1},
+        ),
     ],
 )
 def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
 
 
 def _schedule(tree: Mapping[str, Any]) -> list[str]:
-    """What transformers does where the arguments are silent: a line to 0, without warm-up."""
+    """The words for the defaults of transformers: a line to 0, without warm-up."""
     words = [] if tree.get("lr_scheduler_type") else ["schedule=linear"]
     no_warmup = not tree.get("warmup_steps") and not tree.get("warmup_ratio")
     return [*words, "schedule.warmup=0"] if no_warmup or tree.get("lr_scheduler_type") == "constant" else words

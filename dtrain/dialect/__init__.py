@@ -137,7 +137,7 @@ def _leave_open(ledger: Ledger) -> None:
     """Write ??? for every requested word so that no default replaces it; drop requests that another key
     has answered.
     """
-    for word in [word for word in ledger.command if ledger.asks(word)]:
+    for word in sorted((word for word in ledger.command if ledger.asks(word)), key=lambda word: "." in word):
         if word in ledger.words and word not in ledger.implied:
             del ledger.command[word]
         elif word not in ledger.words and (

@@ -40,6 +40,7 @@ REWARDS = (
 
 
 DEFAULT = "default of axolotl"
+TOGETHER = "together with data=..., which you must type"
 ATTENTION = unneeded("torch's attention picks the fastest available kernel")
 
 
@@ -231,14 +232,15 @@ KEYS: Mapping[str, Any] = {
     "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
     "special_tokens.** tokens tokens.** added_tokens_overrides.**": lacking(TOKENS),
     "tokenizer_config tokenizer_use_mistral_common processor_type processor_kwargs.**": lacking(TOKENS),
-    "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
+    "sample_packing": switched(to("data.packing", lambda value: "pack", TOGETHER, command=True), OFF),
+    "pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
         "with data=chat, jsonl, parquet or hf type data.packing=pack; data=text and data=tokens have no padding."
     ),
     "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
     "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len": unneeded(
         "an option of the data, which you must type"
     ),
-    "train_on_inputs": lacking("with data=chat type data.train_on=all."),
+    "train_on_inputs": switched(to("data.train_on", lambda value: "all", TOGETHER, command=True), OFF),
     "group_by_length": lacking("with data=chat type data.padding=longest data.bucket=50."),
     "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling": unneeded(
         "samples are shuffled with the seed"

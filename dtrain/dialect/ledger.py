@@ -153,8 +153,10 @@ class Ledger:
     def apply(self, rules: "Mapping[str, Rule]") -> None:
         """Apply the table to every unrecorded key; refuse the keys that it does not contain."""
         for key in self.open():
-            rule = find(rules, key)
-            value = self.leaves[key]
+            rule, value = find(rules, key), self.leaves[key]
+            whole = OBJECT.split(key)[0]
+            if not rule and whole != key and (rule := find(rules, whole)):  # an argument that is an object
+                value = Code(show(value))
             is_section = any(pattern.startswith(f"{key}.") for pattern in rules)
             if (value is None and rule) or (value in (None, {}) and is_section):
                 self.skip(key, "empty")
@@ -244,6 +246,8 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from flatten(value, f"{key}.{name}".removeprefix("."))
 
 
+OBJECT = re.compile(r"\.(?:class_path|init_args)\b")
+"""Begins the keys of an object in a Python file."""
 NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?")
 """Excludes 012, which may be octal."""
 

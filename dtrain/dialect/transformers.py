@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.dialect import nested, terms
 from dtrain.dialect.axolotl import FSDP
 from dtrain.dialect.axolotl_adapter import REFUSED
-from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, positive, text, whole
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, positive, show, text, whole
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
 from dtrain.dialect.terms import CLIP, EPOCHS
 from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
@@ -109,6 +109,9 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
     ledger.settle(terms.CHANGES_LOSS, *(f"{t}{name}" for name in CHANGING.split()))
     if kind == TRL:
         ledger.ask("objective", "next_token, or dpo")
+        for name, word in (("beta", "objective.beta"), ("loss_type", "objective.loss")):
+            if ledger.get(name) is not None:
+                ledger.ask(word, f"{show(ledger.leaves[name])} with dpo")
     if kind == "DPOConfig":
         losses = ledger.get(f"{t}loss_type", "sigmoid")
         (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
@@ -126,7 +129,7 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
         if not answers:
             ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
         ledger.settle(switched(to("data.packing", lambda value: "pack", WITH, command=True), OFF), f"{t}packing")
-    if kind in RATES and kind in OF_TRL:
+    if kind in OF_TRL:
         ledger.settle(given(to("data.sequence", count, WITH, command=True)), f"{t}max_length", f"{t}max_seq_length")
         ledger.command.setdefault("data.sequence", "1024")
 
@@ -176,6 +179,22 @@ def _by(word: str) -> Rule:
     )
 
 
+def _named(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry the name of a model, with its revision."""
+    revision = ledger.get("model_revision", "main")
+    place = f"{value}@{revision}" if isinstance(value, str) and revision != "main" else value
+    to("model.name", lambda _: text(place), further={"model": "hf"})(ledger, key, value)
+
+
+def _reported(ledger: Ledger, key: str, value: Any) -> None:
+    (alone,) = value if isinstance(value, list) and len(value) == 1 else [value]
+    REPORTS(ledger, key, alone)
+
+
+REPORTS = chosen(
+    {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
+    refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
+)
 KEYS: Mapping[str, Any] = {
     "output_dir": terms.output,
     "per_device_train_batch_size": to("microbatch", count, "samples per forward on one rank"),
@@ -216,10 +235,7 @@ KEYS: Mapping[str, Any] = {
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     "load_best_model_at_end": terms.best,
     "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
-    "report_to": chosen(
-        {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
-        refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
-    ),
+    "report_to": _reported,
     "push_to_hub hub_model_id": lacking("type dtrain checkpoint export out=<run> to=hf://<name> after training."),
     "resume_from_checkpoint": unneeded("resume=auto resumes if there is a checkpoint"),
     "disable_dropout": switched(
@@ -248,16 +264,18 @@ KEYS: Mapping[str, Any] = {
     ),
     "deepspeed fsdp fsdp_config fsdp_config.**": lacking("type strategy=fsdp or strategy=zero3."),
     "max_length max_seq_length packing assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
-    "label_smoothing dataset_num_proc dataset_kwargs dataset_kwargs.** chat_template_path eos_token pad_token": refused(
+    "label_smoothing dataset_kwargs dataset_kwargs.** eos_token pad_token dataset_mixture dataset_mixture.**": refused(
         CODE
     ),
+    "chat_template chat_template_path": refused("Type data.template=<its file or text>.", "data.template"),
+    "dataset_num_proc": unneeded("an option of the preparation of data"),
     "truncation_mode": chosen({"keep_start": OFF}, refused("a longer row loses its end. Leave it out.")),
     "f_divergence_type": chosen({"reverse_kl": OFF}, refused("dtrain has the reverse KL. Leave it out.")),
     "padding_free precompute_ref_log_probs pad_to_multiple_of activation_offloading packing_strategy eval_packing": (
         unneeded("affects speed and memory only")
     ),
-    "model_name_or_path": to("model.name", text, further={"model": "hf"}),
-    "model_revision": chosen({"main": OFF}, refused("Type model.name=<name>@<revision>.", "model.name")),
+    "model_name_or_path": _named,
+    "model_revision": chosen({"main": OFF}, unneeded("model.name has it")),
     "attn_implementation ignore_bias_buffers": unneeded("affects speed and loading only"),
     "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming": refused(CODE),
 }

@@ -32,8 +32,8 @@ def class_of(ledger: Ledger) -> str:
 def precision_section(ledger: Ledger, t: str, kind: str) -> None:
     """Translate mixed precision, which TRL's classes switch on by themselves, and the type of the weights."""
     keys = [f"{of}{name}" for of in (t, "model.", f"{t}model_init_kwargs.") for name in ("dtype", "torch_dtype")]
-    half = any(str(ledger.get(key)).rpartition(".")[2] == "bfloat16" for key in keys)
-    adapted = "adapter" in ledger.words
+    half = any(ledger.get(key) in ("bfloat16", "torch.bfloat16") for key in keys)
+    adapted = "adapter" in ledger.words or ledger.asks("adapter")
     word = "bf16_true" if half and not adapted else "bf16"
     note = "weights in bf16 too" if word == "bf16_true" else "weights in fp32"
     for key, value in ((f"{t}bf16", word), (f"{t}fp16", "fp16")):
@@ -62,6 +62,8 @@ def adapter_section(ledger: Ledger) -> None:
         ledger.settle(unneeded("covered by adapter"), "use_peft", "load_in_4bit", "use_bnb_nested_quant")
     elif ledger.get("load_in_4bit") is True or ledger.get("load_in_8bit") is True:
         ledger.settle(refused(WHOLE.format("lora"), "adapter"), "load_in_4bit", "load_in_8bit")
+    other = ledger.get("peft.kind")
+    ledger.settle(refused(f"{other} is no adapter here. Type adapter=lora, dora or qlora.", "adapter"), "peft.kind")
     for name, rule in OF_MODEL.items():
         ledger.settle(rule, name)
 

@@ -30,7 +30,8 @@ def model_section(ledger: Ledger) -> None:
     if task is None:
         ledger.settle(refused("Type model=hf model.name=<its name> model.task=<what its head is for>."), "model.**")
         ledger.ask("model", "hf")
-        ledger.ask("model.name", "name of the model")
+        ledger.ask("model.name", name if isinstance(name, str) and not isinstance(name, Code) else "name of the model")
+        ledger.ask("model.task", "causal_lm, classification, masked_lm, image_classification or seq2seq")
         return
     if isinstance(name, Code) or not isinstance(name, str):
         ledger.settle(refused(f"{Code.why}. Type model.name=<its name>.", "model.name"), "model.name")
@@ -102,7 +103,7 @@ LOADING: Mapping[str, Rule] = table(
     {
         "attn_implementation device_map low_cpu_mem_usage use_cache cache_dir token use_auth_token force_download "
         "local_files_only use_safetensors output_loading_info max_memory offload_folder from_tf from_flax "
-        "finetuning_task return_dict": unneeded("affects speed and loading only"),
+        "finetuning_task return_dict use_flash_attention_2 tp_plan": unneeded("affects speed and loading only"),
         "revision": refused("Type model.name=<name>@<revision>.", "model.name"),
         "subfolder variant state_dict": lacking("Type init=<the weights>.", asked="init"),
         "trust_remote_code": lacking(

@@ -56,6 +56,8 @@ def trainer_section(ledger: Ledger, t: str) -> None:
         unknown = refused(f"{name} is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")
         ledger.settle(unknown, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
     ledger.settle(CALLBACKS, f"{SECTION}.callbacks", f"{SECTION}.callbacks.**")
+    if "model" in ledger.words:
+        ledger.settle(unneeded("the call of from_pretrained says it"), f"{SECTION}.model")
     _collator(ledger)
     _tokenizer(ledger)
     metrics = ledger.words.get("evaluate.metrics")

@@ -22,11 +22,10 @@ def test_full_finetuning() -> None:
     }  # fmt: skip
     assert "trust" not in read.command
     assert read.command["data.sequence"] == 4096
-    assert read.command["data.holdout"] == "0.02"
+    assert read.command["data.holdout"] == "0.02" and read.command["data.packing"] == "pack"
     assert read.command["evaluate.every"] == "<samples / batch / 4>"
     refused = read.told("refused")
     assert {
-        "sample_packing",
         "evals_per_epoch",
         "datasets.1.field_messages",
     } <= set(refused)

@@ -155,3 +155,20 @@ def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_pat
 def test_the_output_folder_is_the_first_argument(tmp_path: Path) -> None:
     read = script(tmp_path, "'runs/a', max_steps=3")
     assert read.command["out"] == "runs/a" and not read.told("refused").keys() & {"TrainingArguments.args.0"}
+
+
+def test_a_revision_is_a_part_of_the_name_and_one_report_a_logger(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: me/small\nmodel_revision: v2\ndataset_name: me/chats\npacking: true\nreport_to: [tensorboard]\n"
+    )
+    read = imported(path)
+    assert read.words["model.name"] == "me/small@v2" and read.words["logger"] == ["console", "tensorboard"]
+    assert {*read.told("refused")} == {"dataset_name"}
+
+
+def test_an_argument_that_is_an_object_has_the_rule_of_its_name(tmp_path: Path) -> None:
+    read = script(tmp_path, "max_steps=5, hub_token=Folder.get(), logging_steps=every(3), learning_rate=rate(2)")
+    assert "TrainingArguments.hub_token.class_path" in read.told("unneeded")
+    assert "Type log.every=" in read.told("refused")["TrainingArguments.logging_steps.class_path"]
+    assert "optim.lr" in read.asked and not [why for why in read.told("refused").values() if "no such key" in why]

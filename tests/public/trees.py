@@ -44,7 +44,7 @@ AXOLOTL = [
         {**EIGHT, "evaluate.every": 50},
         {**COSINE, "model": "NousResearch/Meta-Llama-3.1-8B", "strategy": "ddp", "batch.micro": 1, "batch.accumulate": 8, "precision": "bf16_true", "remat": "full",
          "optim": "adamw", "optim.lr": 2e-5, "epochs": 1},
-        ["optimizer", "sample_packing"]),
+        ["optimizer"]),
     Row("axolotl-ai-cloud/axolotl examples/llama-3/fft-8b-liger-fsdp.yaml",
         axolotl("NousResearch/Meta-Llama-3.1-8B", 2e-5, 2, 4, optimizer="adamw_torch_fused", num_epochs=1, gradient_checkpointing=True, evals_per_epoch=2,
                 liger_rope=True, fsdp=["full_shard", "auto_wrap"], fsdp_config=FSDP),

@@ -19,7 +19,7 @@ from dtrain.dialect.terms import CLIP, EPOCHS
 from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
 from dtrain.dialect.transformers_model import model_section
 from dtrain.dialect.transformers_optim import TRAINER, optimizer_section
-from dtrain.dialect.transformers_trainer import trainer_section
+from dtrain.dialect.transformers_trainer import PACKING, SEQUENCE, WITH, trainer_section
 
 TITLE = "Hugging Face's Trainer"
 MARKS = names(
@@ -128,13 +128,9 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
         ledger.settle(given(rule), f"{t}assistant_only_loss", f"{t}completion_only_loss")
         if not answers:
             ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
-        ledger.settle(switched(to("data.packing", lambda value: "pack", WITH, command=True), OFF), f"{t}packing")
     if kind in OF_TRL:
-        ledger.settle(given(to("data.sequence", count, WITH, command=True)), f"{t}max_length", f"{t}max_seq_length")
+        ledger.settle(SEQUENCE, f"{t}max_length", f"{t}max_seq_length")
         ledger.command.setdefault("data.sequence", "1024")
-
-
-WITH = "together with data=chat, which you must type"
 
 
 def _shards(ledger: Ledger, t: str) -> None:
@@ -263,7 +259,9 @@ KEYS: Mapping[str, Any] = {
         "an option of the Trainer's own loop"
     ),
     "deepspeed fsdp fsdp_config fsdp_config.**": lacking("type strategy=fsdp or strategy=zero3."),
-    "max_length max_seq_length packing assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
+    "max_length max_seq_length": SEQUENCE,
+    "packing": PACKING,
+    "assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
     "label_smoothing dataset_kwargs dataset_kwargs.** eos_token pad_token dataset_mixture dataset_mixture.**": refused(
         CODE
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from dtrain.config import files
 from dtrain.dialect.callbacks import class_of, sections
 from dtrain.dialect.ledger import Ledger, Rule, count, show
-from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
+from dtrain.dialect.rules import given, lacking, refused, says, switched, table, to, unneeded
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
@@ -114,6 +114,9 @@ PADDING = {
 }
 """Collator that dtrain needs no other for -> why."""
 METRICS = (f"{SECTION}.compute_metrics", f"{SECTION}.compute_metrics.**")
+WITH = "together with data=chat, which you must type"
+SEQUENCE = given(to("data.sequence", count, WITH, command=True))
+PACKING = switched(to("data.packing", lambda value: "pack", WITH, command=True), unneeded("off, as here"))
 OF_OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 OF_SCHEDULE = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
 """Arguments of TrainingArguments that code replaces."""
@@ -139,6 +142,9 @@ RULES: Mapping[str, Rule] = table(
         "compute_metrics": refused("Type evaluate.metrics=[<a metric>].", "evaluate.metrics"),
         "preprocess_logits_for_metrics": unneeded("an option of compute_metrics"),
         "peft_config": refused("Type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha>."),
+        "max_seq_length": SEQUENCE,
+        "packing": PACKING,
+        "dataset_text_field dataset_kwargs": refused("Type data=text data.path=<files> data.column=<it>."),
         "formatting_func": refused("Type data=chat data.path=<rows>, or write the text into the rows."),
         "ref_model": refused(
             "objective=dpo compares with the weights that the run begins with. Leave it out."

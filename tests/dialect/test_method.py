@@ -81,7 +81,7 @@ def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingA
         ({"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"warmup_num_steps": 9}}}, "schedule schedule.warmup"),
         (f"from peft import *\n{trainer('train_dataset=rows')}PromptTuningConfig(num_virtual_tokens=8)\n", "adapter"),
         ({**TRL, "beta": 0.05, "loss_type": "apo_zero"}, "objective objective.beta objective.loss"),
-        ({**SFT, "chat_template": "{{ messages }}"}, "data.template"),
+        ({**SFT, "chat_template": "{{ messages }}"}, "data data.template"),
         ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup"),
     ],
 )  # fmt: skip

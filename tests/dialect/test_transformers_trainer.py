@@ -142,6 +142,7 @@ def test_what_code_makes_of_the_model_is_asked_for(of_model: str, asked: str, tm
         (", data_collator=transformers.default_data_collator", "", "", {}),
         (", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)", "", "", {"objective": "next_token"}),
         (", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)", "", "", {"objective": "masked", "objective.part": 0.3}),
+        (", max_seq_length=64, packing=True", "", "", {"data.sequence": 64, "data.packing": "pack"}),
         (", compute_metrics=f", "", "Trainer.compute_metrics", {"evaluate.metrics": "<value>"}),
         (", compute_metrics=f", ", load_best_model_at_end=True, metric_for_best_model='f1'", "", {"evaluate.metrics": ["f1"]}),
     ],

@@ -21,11 +21,12 @@ from dtrain.resolve import resolve
 
 TYPED = {
     "steps": 100, "optim": "adamw", "optim.lr": 1e-3, "optim.betas": "[0.9,0.99]", "optim.eps": 1e-8, "optim.weight_decay": 0, "schedule": "constant",
-    "schedule.warmup": 0, "precision": "fp32", "clip": 1.0, "model": "gpt", "batch": 840, "microbatch": 1,
+    "schedule.warmup": 0, "precision": "fp32", "clip": 1.0, "model": "gpt", "data": "text", "batch": 840, "microbatch": 1,
     "adapter": "lora", "adapter.rank": 8, "adapter.alpha": 16, "adapter.targets": "[q_proj]", "objective": "next_token", "data.path": "rows.jsonl",
     "data.template": "null", "data.tokenizer": "tuned", "data.sequence": 512, "data.train_on": "answers", "data.holdout": 0.1,
 }  # fmt: skip
 """For every word that a file may leave open."""
+OF_CODE = {"model", "data", "data.holdout"}
 FILES = Path(__file__).parent / "dialect/files"
 
 
@@ -45,7 +46,11 @@ class Imported:
 
     @property
     def asked(self) -> set[str]:
-        """What it leaves open, and the command asks for."""
+        """What it leaves open, and the command asks for, but for what nearly every file leaves to code."""
+        return self.open - OF_CODE
+
+    @property
+    def open(self) -> set[str]:
         return {word for word in self.command if self.ledger.asks(word)}
 
     @property
@@ -65,7 +70,7 @@ def imported(path: Path) -> Imported:
     tree = parse(path.read_bytes(), str(path))
     name = recognise(tree, str(path))
     ledger = translate(tree, name, str(path))
-    complete(ledger)
+    complete(ledger, load(name).SILENT)
     return Imported(name, ledger, recipe(ledger, load(name).SILENT, "mine.yaml"))
 
 

@@ -37,13 +37,10 @@ OWN_OPTIM = (
         "trust=[<its package>]."
 )
 OWN_SCHEDULE = (
-    "Type schedule=cosine, schedule=constant or schedule=wsd, which ends in a linear decay; one of your own is "
+    "Type schedule=cosine, linear, constant or wsd, which is flat and ends in a linear decay; one of your own is "
         "schedule._target_=<its class> trust=[<its package>]."
 )
-LINEAR = (
-    "A linear decay after the warm-up is a part of wsd. Type schedule=wsd schedule.decay=<steps without the warm-up> "
-        "schedule.floor=0."
-)
+TO_ZERO = "schedule=cosine schedule.floor=0"
 OWN_MODEL = (
     "Type model=hf model.name=<its name at Hugging Face, or its folder>; a class of your own is model._target_=<it> "
         "trust=[<its package>]."
@@ -113,7 +110,8 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "adam_beta1 beta1": "Type optim.betas=[{},<beta2>].", "adam_beta2 beta2": "Type optim.betas=[<beta1>,{}].",
     "min_lr lr_min eta_min cosine_min_lr_ratio min_learning_rate end_lr": "The last rate is a part of the first. "
         "Type schedule.floor=<{} / optim.lr>.",
-    "lr_decay_iters lr_decay_steps t_max decay_steps": "The cosine ends with the run. Leave it out, or type "
+    "lr_scheduler_type": {"cosine": TO_ZERO},
+    "lr_decay_iters lr_decay_steps t_max decay_steps": "The decay ends with the run. Leave it out, or type "
         "schedule=wsd schedule.decay=<steps>.",
     "gradient_clip_algorithm clip_value clipvalue clip_grad_value": "Gradients are clipped by their norm. Type "
         "clip=1.0.",

@@ -8,7 +8,6 @@ the value that was typed.
 from collections.abc import Mapping
 
 from dtrain.config.answers import (
-    LINEAR,
     LOGGERS,
     OF_HUB,
     OF_IMAGES,
@@ -17,6 +16,7 @@ from dtrain.config.answers import (
     OWN_SCHEDULE,
     RESUMED,
     STAGES,
+    TO_ZERO,
 )
 
 # fmt: off
@@ -147,13 +147,16 @@ VALUES: Mapping[str, Mapping[str, str]] = {
             "asgd": OWN_OPTIM,
     },
     "schedule": {
-        "linear": LINEAR, "polynomial inverse_sqrt step steplr multistep multisteplr exponential exponentiallr "
+        "polynomial inverse_sqrt step steplr multistep multisteplr exponential exponentiallr "
             "plateau reducelronplateau onecycle onecyclelr one_cycle cosine_with_restarts "
             "cosineannealingwarmrestarts cyclic cycliclr reduce_lr_on_plateau lambda": OWN_SCHEDULE,
-        "cosineannealinglr cosine_annealing cosine_with_warmup cosine_warmup cosineannealing cosine_decay "
-            "cosine_with_min_lr": "cosine",
+        "cosineannealinglr cosine_annealing cosineannealing cosine_decay "
+            "cosine_with_warmup cosine_warmup": TO_ZERO,
+        "cosine_with_min_lr": "Type schedule=cosine schedule.floor=<min_lr / optim.lr>.",
         "constant_with_warmup warmuplr": "constant", "none no null false": "schedule=constant schedule.warmup=0",
-        "warmup_stable_decay trapezoidal": "wsd", "warmupdecaylr": LINEAR, "warmupcosinelr": "cosine",
+        "warmup_stable_decay trapezoidal": "wsd",
+        "warmupdecaylr linear_with_warmup linear_warmup linear_decay": "linear",
+        "warmupcosinelr": "schedule=cosine schedule.floor=1e-4",
     },
     "model": {
         "bert roberta distilbert albert deberta electra gpt2 gpt-2 gptj gpt_neox llama llama2 llama3 mistral mixtral "

@@ -7,7 +7,7 @@ never set) and `translate(ledger)`, which records the outcome of every key.
 import importlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from dtrain.config import files
@@ -86,10 +86,20 @@ def _ranks(nodes: Any) -> int:
     return math.lcm(*range(int(least), int(most or least) + 1))
 
 
-def complete(ledger: Ledger) -> None:
+PARTS = ("model", "data")
+"""Groups whose default is never what a file of another tool trains."""
+HOLDOUT = "0 to train on all rows, or a part to evaluate"
+
+
+def complete(ledger: Ledger, silent: Iterable[str] = ()) -> None:
     """Add values that a plan needs and the file lacks: ranks for the mesh, samples for the ranks. They are marked as
-    implied, and the user is asked for them."""
+    implied, and the user is asked for them, as for the model and the data, if they are `silent`."""
     words = ledger.words
+    for part in PARTS:
+        if part in silent and part not in words and f"{part}._target_" not in words:
+            ledger.ask(part)
+    if ledger.asks("data") and "data.holdout" not in words:
+        ledger.ask("data.holdout", HOLDOUT)
     _drop_foreign(ledger)
     if words:
         ledger.imply({"precision": "fp32"}, "torch's default")
@@ -127,10 +137,12 @@ def _leave_open(ledger: Ledger) -> None:
     """Write ??? for every requested word so that no default replaces it; drop requests that another key
     has answered.
     """
-    for word in [word for word in ledger.command if ledger.asks(word)]:
+    for word in sorted((word for word in ledger.command if ledger.asks(word)), key=lambda word: "." in word):
         if word in ledger.words and word not in ledger.implied:
             del ledger.command[word]
-        elif word not in ledger.words and (word.split(".")[0] not in TYPED or word.split(".")[0] in ledger.words):
+        elif word not in ledger.words and (
+            word in PARTS or word.split(".")[0] not in TYPED or word.split(".")[0] in ledger.words
+        ):
             ledger.words[word] = "???"
             ledger.implied[word] = f"{word}={ledger.command[word]} must be typed"
 

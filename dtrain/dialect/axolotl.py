@@ -14,7 +14,7 @@ from dtrain.dialect.axolotl_adapter import OPTIONS, UNUSED, adapter_section
 from dtrain.dialect.axolotl_data import data_section, objective_section
 from dtrain.dialect.axolotl_optim import optimizer_section, schedule_section
 from dtrain.dialect.ledger import Ledger, Rule, count, names, whole
-from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded
+from dtrain.dialect.rules import ODD, OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
 
 TITLE = "axolotl"
 MARKS = names(
@@ -39,6 +39,8 @@ REWARDS = (
 )
 
 
+DEFAULT = "default of axolotl"
+TOGETHER = "together with data=..., which you must type"
 ATTENTION = unneeded("torch's attention picks the fastest available kernel")
 
 
@@ -51,10 +53,19 @@ def translate(ledger: Ledger) -> None:
 
 
 def _steps(ledger: Ledger) -> None:
-    """max_steps, if set, overrides the epochs."""
+    """Translate the length of the run, where max_steps overrides the epochs, and the samples of a step."""
     if ledger.get("max_steps") and ledger.leaves["max_steps"] != -1:
         ledger.settle(to("steps", count), "max_steps")
         ledger.settle(unneeded("max_steps ends the run"), "num_epochs")
+    else:
+        ledger.settle(given(terms.EPOCHS), "num_epochs")
+        ledger.imply({"epochs": 1}, DEFAULT)
+    batch, micro, parts = (ledger.get(key) for key in ("batch_size", "micro_batch_size", "gradient_accumulation_steps"))
+    if batch is not None and parts is not None:
+        ledger.settle(unneeded("gradient_accumulation_steps takes precedence"), "batch_size")
+    elif isinstance(batch, int) and isinstance(micro, int) and micro > 0:
+        ledger.settle(says({"accumulate": max(1, batch // micro)}, "batch_size / micro_batch_size"), "batch_size")
+    ledger.imply({"microbatch": 1, "accumulate": 1}, DEFAULT)
 
 
 def _precision(ledger: Ledger) -> None:
@@ -160,7 +171,7 @@ def per_epoch(word: str) -> Rule:
 
 def counted_by(word: str, never: str) -> Rule:
     """Translate what an interval counts: steps, epochs, or nothing."""
-    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.epochs(word))
+    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.once_an_epoch(word))
 
 
 def _holdout(ledger: Ledger, key: str, value: Any) -> None:
@@ -197,10 +208,11 @@ KEYS: Mapping[str, Any] = {
     **{key: terms.degree(axis) for key, axis in MESH.items()},
     "heads_k_stride ring_attn_func": unneeded("an implementation detail of ring attention"),
     "output_dir": terms.output,
-    "micro_batch_size batch_size": to("microbatch", count),
+    "micro_batch_size": to("microbatch", count),
+    "batch_size": refused("Type batch=<samples of a step over all ranks>.", "batch"),
     "eval_batch_size": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
-    "num_epochs": terms.epochs(),
+    "num_epochs": terms.EPOCHS,
     "max_steps": chosen({-1: unneeded("no limit"), 0: unneeded("no limit")}, to("steps", count)),
     "learning_rate": to("optim.lr"),
     "weight_decay": to("optim.weight_decay"),
@@ -220,14 +232,15 @@ KEYS: Mapping[str, Any] = {
     "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
     "special_tokens.** tokens tokens.** added_tokens_overrides.**": lacking(TOKENS),
     "tokenizer_config tokenizer_use_mistral_common processor_type processor_kwargs.**": lacking(TOKENS),
-    "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
+    "sample_packing": switched(to("data.packing", lambda value: "pack", TOGETHER, command=True), OFF),
+    "pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
         "with data=chat, jsonl, parquet or hf type data.packing=pack; data=text and data=tokens have no padding."
     ),
     "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
     "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len": unneeded(
         "an option of the data, which you must type"
     ),
-    "train_on_inputs": lacking("with data=chat type data.train_on=all."),
+    "train_on_inputs": switched(to("data.train_on", lambda value: "all", TOGETHER, command=True), OFF),
     "group_by_length": lacking("with data=chat type data.padding=longest data.bucket=50."),
     "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling": unneeded(
         "samples are shuffled with the seed"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, count, number, show
+from dtrain.dialect.ledger import Ledger, Rule, count, number, positive, show
 from dtrain.dialect.rules import chosen, given, lacking, refused, table, to, unneeded
 
 KINDS = ("lora", "qlora")
@@ -78,12 +78,6 @@ def _sizes(ledger: Ledger, on_command: bool) -> None:
     for key, word in (("lora_r", "adapter.rank"), ("lora_alpha", "adapter.alpha")):
         if ledger.get(key) is None:
             ledger.ask(word)
-
-
-def positive(value: Any) -> int | float:
-    if number(value) <= 0:
-        raise ValueError("a number > 0")
-    return number(value)
 
 
 def _targets(ledger: Ledger, on_command: bool) -> None:

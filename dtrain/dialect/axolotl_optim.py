@@ -4,11 +4,12 @@ from typing import Any
 
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.rules import refused, says, to, unneeded
-from dtrain.dialect.terms import BEHIND, decaying, unknown_optimizer
+from dtrain.dialect.terms import BEHIND, ROUNDED, decaying, unknown_optimizer, unknown_schedule
 
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
 BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 SCHEDULES = ("cosine", "linear", "constant", "constant_with_warmup")
+DEFAULT = "default of axolotl, where it is at most 100 steps"
 
 
 def optimizer_section(ledger: Ledger) -> None:
@@ -46,39 +47,36 @@ def schedule_section(ledger: Ledger) -> None:
             ledger.settle(odd, key)
     warmup, floor = warmup_of(ledger, steps), ledger.get("cosine_min_lr_ratio", 0.0)
     shape = name.removesuffix("_with_warmup")
-    why = ""
-    if name not in SCHEDULES:
-        why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
-    elif shape == "linear" and (steps is None or warmup < 1 < warmup * 2):
-        why = (
-            "a linear decay needs the number of steps. Type schedule=wsd schedule.decay=<steps without warm-up> "
-            "schedule.floor=0."
-        )
     if name == "constant":
         ledger.settle(unneeded("transformers' constant has no warm-up"), "warmup_steps", "warmup_ratio")
     if ledger.get("warmup_steps") is not None:
         ledger.settle(unneeded("warmup_steps takes precedence"), "warmup_ratio")
-    if why:
-        ledger.settle(refused(why), "lr_scheduler")
+    if name not in SCHEDULES:
+        ledger.settle(refused(unknown_schedule(name)), "lr_scheduler")
         ledger.ask("schedule")
     else:
-        words = decaying(shape, 0 if name == "constant" else warmup, steps, floor)
+        words = decaying(shape, 0 if name == "constant" else warmup, floor if shape == "cosine" else 0.0)
         default = f"default of {name} in transformers" if "lr_scheduler" in ledger.leaves else "default of axolotl"
         ledger.settle(says({"schedule": words["schedule"]}), "lr_scheduler")
         unused = unneeded("only the cosine schedule uses it")
         ledger.settle(to("schedule.floor") if shape == "cosine" else unused, "cosine_min_lr_ratio")
+        ledger.imply({"schedule.warmup": words["schedule.warmup"]}, DEFAULT)
         ledger.imply(words, default)
     note = BEHIND if warmup else ""
+    note += f", {ROUNDED.format('down')}" if 0 < warmup < 1 else ""
     for key, part in (("warmup_steps", note), ("warmup_ratio", f"of {steps} steps; {note}" if steps else note)):
         if key in ledger.open():
             ledger.carry(key, {"schedule.warmup": warmup}, part)
-    ledger.imply({"schedule.warmup": warmup}, "default of axolotl")
+    ledger.imply({"schedule.warmup": warmup}, DEFAULT)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_warmup(value: Any, most: float | None = None) -> bool:
     """Whether a value is one of a warm-up, or missing."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (is_number and value >= 0 and (most is None or value <= most))
+    return value is None or (is_number(value) and value >= 0 and (most is None or value <= most))
 
 
 def warmup_of(ledger: Ledger, steps: int | None) -> int | float:

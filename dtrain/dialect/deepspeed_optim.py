@@ -4,12 +4,13 @@ from typing import Any
 
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.rules import chosen, refused, says, to, unneeded, unread
-from dtrain.dialect.terms import BEHIND, decaying, optimizer
+from dtrain.dialect.terms import decaying, optimizer, unknown_schedule
 
 LOG = (
     "DeepSpeed's warm-up is logarithmic, dtrain's is linear. Type schedule.warmup={} for a linear one of the same "
     "length, or 0 for none."
 )
+BEHIND = "its warm-up starts at 0 and lags two steps behind, a decay one"
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 OF_STEPS = {"total_num_steps": "steps", "warmup_num_steps": "schedule.warmup", "warmup_max_lr": "optim.lr"}
 """Parameter of a scheduler that another program may fill in -> dtrain's word."""
@@ -50,9 +51,7 @@ def schedule_section(ledger: Ledger) -> None:
     if ledger.leaves.get(f"{p}.warmup_min_lr") == "auto":
         ledger.skip(f"{p}.warmup_min_lr", "it becomes 0, as here")
     if ledger.leaves.get(f"{p}.total_num_steps") == "auto" and name == "WarmupDecayLR" and not ledger.auto:
-        linear = "linear decay from the end of the warm-up to the end of the run"
-        ledger.carry("scheduler.type", {"schedule": "wsd", "schedule.floor": 0.0}, linear)
-        ledger.ask("schedule.decay", "steps - schedule.warmup")
+        ledger.carry("scheduler.type", {"schedule": "linear", "schedule.floor": 0.0})
         ledger.ask("schedule.warmup")
         return
     values = {
@@ -63,12 +62,7 @@ def schedule_section(ledger: Ledger) -> None:
         if isinstance(values.get(key), bool) or not isinstance(values.get(key, 0), int):
             why = f"{values[key]!r} is not a number of steps. Type schedule=cosine schedule.warmup=<steps>."
     if name not in SHAPES:
-        why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
-    elif SHAPES[name] == "linear" and "total_num_steps" not in values and not why:
-        why = (
-            "a linear decay needs the number of steps. Type steps=<total> schedule=wsd schedule.warmup=<some> "
-            "schedule.decay=<the rest>."
-        )
+        why = unknown_schedule(name)
     if why:
         ledger.settle(refused(why), "scheduler.type", f"{p}.**")
         ledger.ask("schedule")
@@ -82,7 +76,7 @@ def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     """Translate the keys of a schedule that has a counterpart; `values` are those in the file."""
     p, shape = "scheduler.params", SHAPES[name]
     warm, total = values.get("warmup_num_steps", 1000), values.get("total_num_steps")
-    words = decaying(shape, warm, total, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
+    words = decaying(shape, warm, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
     note = ""
     warmup, kind = says({"schedule.warmup": warm}, BEHIND if warm else ""), unneeded("linear, as here")
     if values.get("warmup_type", "log") != "linear" and warm > 1:
@@ -93,8 +87,9 @@ def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     ledger.carry("scheduler.type", {"schedule": words["schedule"]}, note)
     if name == "WarmupDecayLR" and "warmup_max_lr" not in values:
         ledger.imply({"optim.lr": 1e-3}, "default of WarmupDecayLR, which overrides the optimizer's")
-    decay = {"schedule.decay": words["schedule.decay"]} if shape == "linear" else {}
-    rules = {"warmup_num_steps": warmup, "warmup_type": kind, "total_num_steps": says({"steps": total, **decay})}
+    rules = {"warmup_num_steps": warmup, "warmup_type": kind, "total_num_steps": says({"steps": total})}
+    if shape != "constant" and total is None and not ledger.asks("steps"):
+        ledger.ask("steps", f"total_num_steps of {name}")
     if shape == "cosine":
         rules["cos_min_ratio"] = to("schedule.floor")
     else:

@@ -15,9 +15,11 @@ from dtrain.secrets import redact_arg
 
 Kind = Literal["carried", "unneeded", "refused"]
 CHOICES = {
-    "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor",
+    "model": "hf with model.name=..., or in its place model._target_=... and trust=[...]",
+    "data": "chat, jsonl, csv, hf or text with data.path=..., or dataset", "optim": "adamw, sgd, muon or adafactor",
     "optim.lr": "value",
-    "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
+    "schedule": "linear, cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8",
+    "clip": "value or null",
     "strategy": "single, ddp, zero1, zero2, zero3 or fsdp", "objective": "next_token, dpo, distill or your own",
     "adapter": "lora, dora, qlora or none",
 }  # fmt: skip
@@ -151,8 +153,10 @@ class Ledger:
     def apply(self, rules: "Mapping[str, Rule]") -> None:
         """Apply the table to every unrecorded key; refuse the keys that it does not contain."""
         for key in self.open():
-            rule = find(rules, key)
-            value = self.leaves[key]
+            rule, value = find(rules, key), self.leaves[key]
+            whole = OBJECT.split(key)[0]
+            if not rule and whole != key and (rule := find(rules, whole)):  # an argument that is an object
+                value = Code(show(value))
             is_section = any(pattern.startswith(f"{key}.") for pattern in rules)
             if (value is None and rule) or (value in (None, {}) and is_section):
                 self.skip(key, "empty")
@@ -242,6 +246,8 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from flatten(value, f"{key}.{name}".removeprefix("."))
 
 
+OBJECT = re.compile(r"\.(?:class_path|init_args)\b")
+"""Begins the keys of an object in a Python file."""
 NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?")
 """Excludes 012, which may be octal."""
 
@@ -279,6 +285,12 @@ def number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number")
     return value
+
+
+def positive(value: Any) -> int | float:
+    if number(value) <= 0:
+        raise ValueError("a number > 0")
+    return number(value)
 
 
 def whole(value: Any) -> int:

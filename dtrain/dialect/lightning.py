@@ -13,10 +13,10 @@ from typing import Any
 
 from dtrain.dialect import terms
 from dtrain.dialect.callbacks import callbacks, class_of, sections
-from dtrain.dialect.ledger import Ledger, count, names, whole
+from dtrain.dialect.ledger import Ledger, count, names, show, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
 from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import EPOCHS, OPTIONS, decaying, of_epochs, optimizer, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -63,8 +63,8 @@ def _steps(ledger: Ledger, t: str) -> None:
     steps, passes = ledger.leaves.get(f"{t}max_steps"), ledger.leaves.get(f"{t}max_epochs")
     if isinstance(steps, int) and steps > 0 and passes not in (-1, None):
         both = refused(
-            f"Lightning stops at whichever comes first; this recipe stops at max_steps={steps}. Type a smaller "
-            f"steps=<{passes} x samples / batch> if the epochs end first."
+            f"Lightning stops at whichever comes first; this recipe stops at max_steps={steps}. Type "
+            f"epochs={show(passes)} if the epochs end first."
         )
         ledger.settle(both, f"{t}max_epochs")
     _batches(ledger, t)
@@ -114,7 +114,7 @@ def _evaluation(ledger: Ledger, t: str) -> None:
     key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
     value = ledger.leaves.get(key)
     if isinstance(value, float) and value:
-        ledger.settle(epochs("evaluate.every"), key)
+        ledger.settle(of_epochs("evaluate.every"), key)
     elif not isinstance(value, int) or isinstance(value, bool) or not _is_count(parts):
         return
     elif value % parts:
@@ -153,7 +153,7 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
     steps = ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
     ends = steps is not None and ledger.get(f"{section}.init_args.T_max") == steps
     if kind == "CosineAnnealingLR" and ends and not ledger.get(f"{section}.init_args.eta_min"):
-        ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
+        ledger.carry(f"{section}.class_path", decaying("cosine", 0))
         ledger.settle(unneeded("the cosine ends with the run, as with this T_max"), f"{section}.init_args.**")
     elif kind:
         ledger.ask("schedule")
@@ -186,7 +186,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     "num_nodes": to("nodes", count),
     "precision": terms.precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
-    "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
+    "max_epochs": chosen({-1: unneeded("no limit")}, EPOCHS),
     "min_epochs min_steps": lacking("a run always ends at steps. Leave it out."),
     "max_time max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
@@ -198,7 +198,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     "log_every_n_steps": to("log.every", count),
     "val_check_interval": refused("the evaluation interval is counted in steps. Type evaluate.every=<steps>."),
     "check_val_every_n_epoch": chosen(
-        {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")
+        {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, of_epochs("evaluate.every")
     ),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps first"),
     "limit_val_batches": chosen(
@@ -257,7 +257,7 @@ COMMAND_KEYS: Mapping[str, Any] = {
     "model model.**": refused(YOURS, "model"),
     "data data.**": refused(DATA),
     "optimizer.** lr_scheduler.**": refused(
-        "type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with arguments."
+        "type optim=adamw, sgd, muon or adafactor, and schedule=linear, cosine, constant or wsd, with arguments."
     ),
     "ckpt_path": terms.OWN_CHECKPOINT,
     "verbose return_predictions weights_only": unneeded("an option of other Lightning commands"),

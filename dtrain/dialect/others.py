@@ -99,6 +99,8 @@ def refuse_assignments(module: ast.Module, place: str) -> None:
         )
 
 
+UNITS = {"ba": "steps", "ep": "epochs"}
+"""Unit of a length in Composer -> our word."""
 FEW = 2
 """Values that a script may assign without being a config."""
 
@@ -113,9 +115,11 @@ def _refuse_tools(tree: Mapping[str, Any], place: str) -> None:
         precision = of_value("precision", show(leaves.get("precision")))
         suggested += [precision] if precision and not is_sentence(precision) else []
         asked = str(leaves.get(length))
-        batches = asked.removesuffix("ba")
-        if batches.isdecimal() and batches != asked:
-            suggested.append(f"steps={batches}")
+        amount, unit = asked[:-2], asked[-2:]
+        if length == "train.epochs" and asked.isdecimal():
+            amount, unit = asked, "ep"
+        if amount.isdecimal() and unit in UNITS:
+            suggested.append(f"{UNITS[unit]}={amount}")
         elif not any(word.startswith("steps=") for word in suggested):
             suggested.append("steps=<number>" if leaves.get(length) is None else f"steps=<{asked} in steps>")
         raise WordsError(
@@ -132,14 +136,21 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
     given = {key: value for key, value in tree.items() if key in ARGUED and value not in (None, "auto", "", [], False)}
     suggested = _meant({key: value for key, value in given.items() if not isinstance(value, Code)})
-    if tree.get("lr_scheduler_type") == "constant":
-        suggested.append("schedule.warmup=0")
+    suggested += _schedule(tree)
     if not any(word.startswith("steps=") for word in suggested):
-        suggested.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
+        passes = tree.get("num_train_epochs")
+        suggested.append("epochs=<passes>" if isinstance(passes, Code) else f"epochs={show(passes or 3)}")
     raise WordsError(
         f"{place}: dtrain does not import TrainingArguments of {whose}. Type {' '.join(suggested)}, the data, and "
         f"{MODEL}."
     )
+
+
+def _schedule(tree: Mapping[str, Any]) -> list[str]:
+    """The words for the defaults of transformers: a line to 0, without warm-up."""
+    words = [] if tree.get("lr_scheduler_type") else ["schedule=linear"]
+    no_warmup = not tree.get("warmup_steps") and not tree.get("warmup_ratio")
+    return [*words, "schedule.warmup=0"] if no_warmup or tree.get("lr_scheduler_type") == "constant" else words
 
 
 def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]], place: str) -> None:

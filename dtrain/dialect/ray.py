@@ -130,8 +130,8 @@ LOOP = {
     "lr": "optim.lr",
     "learning_rate": "optim.lr",
     "batch_size": "microbatch",
-    "epochs": "steps",
-    "num_epochs": "steps",
+    "epochs": "epochs",
+    "num_epochs": "epochs",
     "weight_decay": "optim.weight_decay",
 }
 """Common name of a loop's argument -> dtrain's word."""

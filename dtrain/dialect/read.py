@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from dtrain.dialect import others
-from dtrain.dialect.ledger import Code, Differs, flatten
+from dtrain.dialect.ledger import Code, Differs, flatten, names
 from dtrain.errors import WordsError, first_line
 from dtrain.storage import store
 
@@ -34,6 +34,11 @@ ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
 TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
 """Those of them that TRL has load the model that they are given a name of."""
+ADAPTERS = names(
+    "PromptTuningConfig PrefixTuningConfig PromptEncoderConfig MultitaskPromptTuningConfig IA3Config AdaLoraConfig "
+    "LoHaConfig LoKrConfig OFTConfig BOFTConfig VeraConfig AdaptionPromptConfig LNTuningConfig FourierFTConfig"
+)
+"""Adapters of peft beside LoRA."""
 PLACES = {f"args.{place}": name for place, name in enumerate(("model", "args", "data_collator", "train_dataset"))}
 """The first arguments of a Trainer, other than DPOTrainer, by their places."""
 DEEPEST = 50
@@ -229,7 +234,9 @@ def _hugging_face(script: "_Script", made: Collection[ast.Call], own: Collection
             name, arguments = "model", {"name": arguments["model"]}
         if name in ARGUMENTS and "args.0" in arguments:
             arguments = {"output_dir": arguments.pop("args.0"), **arguments}
-        if name in ("model", "LoraConfig", *ARGUMENTS):
+        if name in ADAPTERS:
+            name, arguments = "peft", {"kind": name}
+        if name in ("model", "LoraConfig", "peft", *ARGUMENTS):
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     for name, key in (("model", "model"), ("peft_config", "LoraConfig")):
         if key in tree and "Trainer" in tree:

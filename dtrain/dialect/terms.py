@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtrain.config import files
-from dtrain.dialect.ledger import Code, Ledger, Rule, count, number, show, text
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, number, positive, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
 from dtrain.secrets import screen
 
-BEHIND = "their warm-up starts at 0 and lags one step behind, two in DeepSpeed"
-"""transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
+BEHIND = "their warm-up starts at 0 and lags one step behind"
+"""transformers and torchtune warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
+ROUNDED = "and is rounded {} to whole steps"
+"""Of a warm-up that is a part of the run."""
 MATRICES = "dtrain does not decay norms, biases and other vectors"
 NO_DATA = (
     "dtrain does not read this data format. Type data=chat data.path=<rows>, data=text data.path=<URL>, data=tokens "
@@ -159,23 +161,33 @@ def _pair(value: Any) -> list[float]:
     return [number(part) for part in value]
 
 
-def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -> dict[str, Any]:
-    """Return the words of a schedule that is constant, cosine or linear from the end of `warmup` to the end of the run;
-    linear needs `steps`."""
-    if shape == "linear" and steps is not None:
-        return {
-            "schedule": "wsd",
-            "schedule.warmup": warmup,
-            "schedule.decay": max(0, steps - warmup),
-            "schedule.floor": floor,
-        }
-    ends = {"schedule.floor": floor} if shape == "cosine" else {}
+def decaying(shape: str, warmup: float, floor: float = 0.0) -> dict[str, Any]:
+    """Return the words of a schedule that is constant, cosine or linear from the end of `warmup` to the end of the run,
+    where it is at `floor`."""
+    ends = {} if shape == "constant" else {"schedule.floor": floor}
     return {"schedule": shape, "schedule.warmup": warmup, **ends}
 
 
-def epochs(word: str = "steps") -> Rule:
-    """Refuse epochs, since the file does not give the number of samples."""
+def unknown_schedule(name: str) -> str:
+    return f"unknown schedule {name}. Type schedule=linear, cosine, constant or wsd."
+
+
+def of_epochs(word: str) -> Rule:
+    """Refuse a number of epochs between events, since the file does not give the number of samples."""
     return of_samples(word, lambda value: f"{value} x samples / batch")
+
+
+def once_an_epoch(word: str) -> Rule:
+    """Refuse `epoch` as what an interval counts."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        ledger.ask(word, "samples / batch")
+        ledger.refuse(key, f"this file does not give the samples of an epoch. Type {word}=<samples / batch>.")
+
+    return rule
+
+
+EPOCHS = to("epochs", positive, "passes over the training data, the last step filled up")
 
 
 def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
@@ -186,9 +198,7 @@ def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
             to(word)(ledger, key, value)
             return
         ledger.ask(word, hint(value))
-        why = f"this file does not give the samples of an epoch. Type {word}=<{hint(value)}>"
-        with_epochs = f"; or write epochs: {value} in place of steps: ???"
-        ledger.refuse(key, f"{why}{with_epochs * (word == 'steps' and 'epochs' in key)}.")
+        ledger.refuse(key, f"this file does not give the samples of an epoch. Type {word}=<{hint(value)}>.")
 
     return rule
 

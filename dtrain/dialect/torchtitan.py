@@ -282,10 +282,8 @@ KEYS: Mapping[str, Any] = {
         "seq_len dtype mixed_precision_param": refused(ODD),
         "batch_size": to("microbatch", count, "its name in older versions"),
         "warmup_steps": refused(
-            "its name in older versions. Did you mean lr_scheduler.warmup_steps? Type schedule.warmup=<steps>, and "
-            "schedule.decay=<steps without them> for a linear decay.",
+            "its name in older versions. Did you mean lr_scheduler.warmup_steps? Type schedule.warmup=<steps>.",
             "schedule.warmup",
-            "schedule.decay",
         ),
         "local_batch_size global_batch_size": refused(
             "not a number of samples. Type microbatch=<number> batch=<number>."

@@ -5,7 +5,7 @@ from typing import Any
 
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.rules import refused, says, unneeded
-from dtrain.dialect.terms import SPEED, optimizer
+from dtrain.dialect.terms import SPEED, decaying, optimizer
 
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs",
@@ -15,8 +15,8 @@ SCHEDULES = {
 
 
 DECAY = (
-    "dtrain decays linearly over the last steps, or by a cosine from the end of the warm-up. Type "
-    "schedule=wsd schedule.decay=<steps>, or schedule=cosine."
+    "dtrain decays linearly, from the end of the warm-up or over the last steps, or by a cosine from the end of the "
+    "warm-up. Type schedule=linear, schedule=wsd schedule.decay=<steps>, or schedule=cosine."
 )
 
 
@@ -61,10 +61,10 @@ def schedule_section(ledger: Ledger) -> None:
         ledger.carry("training.steps", {"steps": total, "stop_after": steps}, "the schedule is longer than the run")
     warmup = min(values["warmup_steps"], total)
     decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
-    words = {"schedule": "cosine", "schedule.warmup": warmup, "schedule.floor": values["min_lr_factor"]}
-    if shape == "linear":
+    words = decaying(shape, warmup, values["min_lr_factor"])
+    if shape == "linear" and decay != total - warmup:
         words |= {"schedule": "wsd", "schedule.decay": decay}
-    elif shape != "cosine" or decay != total - warmup:
+    elif shape not in ("linear", "cosine") or decay != total - warmup:
         ledger.settle(refused(DECAY, "schedule"), f"{p}.**")
         return
     for name, word in OF_SCHEDULE.items():

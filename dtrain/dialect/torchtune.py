@@ -12,7 +12,7 @@ from typing import Any
 from dtrain.dialect import terms
 from dtrain.dialect.ledger import Ledger, count, names, text, whole
 from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import BEHIND, NO_DATA, OPTIONS, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import BEHIND, NO_DATA, OPTIONS, optimizer, unknown_optimizer, unknown_schedule
 from dtrain.dialect.torchtune_data import data_section
 from dtrain.dialect.torchtune_model import COMPONENT, model_section, objective_section
 from dtrain.secrets import screen
@@ -126,8 +126,7 @@ def _schedule(ledger: Ledger) -> None:
         return
     if not name.endswith("get_cosine_schedule_with_warmup") or ledger.get(f"{p}.num_cycles", 0.5) != 0.5:
         ledger.settle(to("schedule.warmup", whole, BEHIND), f"{p}.num_warmup_steps")
-        unknown = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
-        ledger.settle(refused(unknown, "schedule"), f"{p}.**")
+        ledger.settle(refused(unknown_schedule(name), "schedule"), f"{p}.**")
         return
     ledger.carry(key, {"schedule": "cosine", "schedule.floor": 0.0})
     ledger.settle(to("schedule.warmup", whole, BEHIND), f"{p}.num_warmup_steps")
@@ -169,10 +168,11 @@ KEYS: Mapping[str, Any] = {
         says({"resume": "must"}), unneeded("resume=auto resumes if there is a checkpoint")
     ),
     "save_every_n_steps": to("checkpoint.every", count),
-    "save_every_n_epochs": epochs("checkpoint.every"),
+    "save_every_n_epochs": terms.of_epochs("checkpoint.every"),
     "save_adapter_weights_only enable_async_checkpointing use_distributed_state_dict": terms.CHECKPOINTS,
     "keep_last_n_checkpoints": to("checkpoint.keep", count),
-    "epochs max_steps_per_epoch": epochs(),
+    "epochs": terms.EPOCHS,
+    "max_steps_per_epoch": refused("Type steps=<epochs x it>.", "steps"),
     "batch_size": to("microbatch", count, "samples per forward on one rank"),
     "batch_size_val": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),

@@ -5,8 +5,8 @@ A builder makes the model of a checkpoint of Hugging Face, whose folder the chec
 
 import re
 
-from dtrain.dialect.axolotl_adapter import WHOLE, carry_targets, positive
-from dtrain.dialect.ledger import Ledger, count, names, number
+from dtrain.dialect.axolotl_adapter import WHOLE, carry_targets
+from dtrain.dialect.ledger import Ledger, count, names, number, positive
 from dtrain.dialect.rules import given, lacking, refused, says, switched, to, unneeded
 from dtrain.secrets import screen
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect import nested, terms
-from dtrain.dialect.axolotl import FSDP, TASKS
-from dtrain.dialect.axolotl_adapter import REFUSED, WHOLE, positive
-from dtrain.dialect.axolotl_optim import BETAS, given_of, is_warmup
-from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, text, whole
+from dtrain.dialect.axolotl import FSDP
+from dtrain.dialect.axolotl_adapter import REFUSED
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, positive, show, text, whole
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
-from dtrain.dialect.terms import BEHIND, CLIP, decaying, epochs, unknown_optimizer
+from dtrain.dialect.terms import CLIP, EPOCHS
 from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
-from dtrain.dialect.transformers_trainer import own_optimizer, trainer_section
+from dtrain.dialect.transformers_model import model_section
+from dtrain.dialect.transformers_optim import TRAINER, optimizer_section
+from dtrain.dialect.transformers_trainer import PACKING, SEQUENCE, WITH, trainer_section
 
 TITLE = "Hugging Face's Trainer"
 MARKS = names(
@@ -31,8 +32,6 @@ SILENT = ("data", "model")
 CLASSES = ("TrainingArguments", "SFTConfig", "DPOConfig")
 RATES = {"TrainingArguments": 5e-5, "SFTConfig": 2e-5, "DPOConfig": 1e-6}
 """Class -> its default of learning_rate."""
-TRAINER = "default of the class"
-ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 CODE = "the data is made by code. Type data=chat data.path=<rows> data.tokenizer=<name>, or another word for data."
 
 
@@ -40,21 +39,22 @@ def translate(ledger: Ledger) -> None:
     named = next((name for name in CLASSES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
     t = f"{named}." * bool(named)
     kind = named or class_of(ledger)
-    for tell in (_model, adapter_section):
+    for tell in (model_section, adapter_section):
         tell(ledger)
     for tell_of in (_computed, _steps):
         tell_of(ledger, t)
     precision_section(ledger, t, kind)
     _objective(ledger, t, kind)
-    for tell_of in (_optimizer, _shards):
+    for tell_of in (optimizer_section, _shards):
         tell_of(ledger, t)
+    ledger.settle(terms.best, f"{t}load_best_model_at_end")
     trainer_section(ledger, t)
     if kind in OF_TRL:
         ledger.settle(_remat, f"{t}gradient_checkpointing")
         ledger.imply({"remat": "full"}, TRAINER)
     hidden = [key for key in ledger.open() if key.startswith(f"{t}**")]
     ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *hidden)
-    ledger.apply({f"{t}{name}": rule for name, rule in RULES.items()} | {"model.**": MODEL, "LoraConfig.**": REFUSED})
+    ledger.apply({f"{t}{name}": rule for name, rule in RULES.items()} | {"LoraConfig.**": REFUSED})
     if hidden:
         for word in ("precision", "optim.lr", "steps"):
             if word not in ledger.words or word in ledger.implied:
@@ -65,32 +65,12 @@ def translate(ledger: Ledger) -> None:
         ledger.ask("optim.lr")
     ledger.imply({"microbatch": 8, "accumulate": 1, "clip": 1.0, "seed": 42}, TRAINER)
     if "steps" not in ledger.words and not ledger.asks("steps"):
-        ledger.ask("steps", "3 x samples / batch")
-
-
-def _model(ledger: Ledger) -> None:
-    """Translate the model: its class and its name, or its name alone, which TRL's trainers take."""
-    name, kind = ledger.get("model.name"), str(ledger.get("model.class", "AutoModelForCausalLM"))
-    task = TASKS.get(kind.rpartition("For")[2])
-    if "model.name" not in ledger.leaves:
-        return
-    if task is None or isinstance(name, Code) or not isinstance(name, str):
-        ledger.settle(refused("Type model=hf model.name=<its name> model.task=<what its head is for>."), "model.**")
-        ledger.ask("model", "hf")
-        ledger.ask("model.name", "name of the model")
-        return
-    ledger.carry("model.name", {"model": "hf", "model.name": name, "model.task": task})
-    ledger.settle(unneeded("covered by model.task"), "model.class")
-    quantised = ledger.under("model.quantization_config")
-    if quantised:
-        ledger.settle(refused(WHOLE.format("lora")), *quantised)
-        ledger.ask("adapter", "lora")
-    for name, rule in WEIGHTS.items():
-        ledger.settle(rule, f"model.{name}", f"model.{name}.**")
+        ledger.imply({"epochs": 3}, TRAINER)
 
 
 ASKED = {
-    "learning_rate": "optim.lr", "max_steps": "steps", "per_device_train_batch_size": "microbatch",
+    "learning_rate": "optim.lr", "max_steps": "steps", "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "microbatch",
     "gradient_accumulation_steps": "accumulate", "weight_decay": "optim.weight_decay", "max_grad_norm": "clip",
     "seed": "seed", "lr_scheduler_type": "schedule", "warmup_steps": "schedule.warmup",
     "warmup_ratio": "schedule.warmup", "optim": "optim", "adam_beta1": "optim.betas", "adam_beta2": "optim.betas",
@@ -111,6 +91,8 @@ def _computed(ledger: Ledger, t: str) -> None:
 def _steps(ledger: Ledger, t: str) -> None:
     """max_steps, if set, overrides the epochs."""
     most = ledger.leaves.get(f"{t}max_steps")
+    if ledger.asks("steps"):
+        ledger.settle(unneeded("max_steps ends the run"), f"{t}num_train_epochs")
     if isinstance(most, int) and not isinstance(most, bool) and most > 0:
         ledger.settle(to("steps", count), f"{t}max_steps")
         ledger.settle(unneeded("max_steps ends the run"), f"{t}num_train_epochs")
@@ -127,6 +109,9 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
     ledger.settle(terms.CHANGES_LOSS, *(f"{t}{name}" for name in CHANGING.split()))
     if kind == TRL:
         ledger.ask("objective", "next_token, or dpo")
+        for name, word in (("beta", "objective.beta"), ("loss_type", "objective.loss")):
+            if ledger.get(name) is not None:
+                ledger.ask(word, f"{show(ledger.leaves[name])} with dpo")
     if kind == "DPOConfig":
         losses = ledger.get(f"{t}loss_type", "sigmoid")
         (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
@@ -143,76 +128,9 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
         ledger.settle(given(rule), f"{t}assistant_only_loss", f"{t}completion_only_loss")
         if not answers:
             ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
-        ledger.settle(switched(to("data.packing", lambda value: "pack", WITH, command=True), OFF), f"{t}packing")
-    if kind in RATES and kind in OF_TRL:
-        ledger.settle(given(to("data.sequence", count, WITH, command=True)), f"{t}max_length", f"{t}max_seq_length")
+    if kind in OF_TRL:
+        ledger.settle(SEQUENCE, f"{t}max_length", f"{t}max_seq_length")
         ledger.command.setdefault("data.sequence", "1024")
-
-
-WITH = "together with data=chat, which you must type"
-
-
-def _optimizer(ledger: Ledger, t: str) -> None:
-    """Translate the optimizer and its schedule, but for what code gives in their place."""
-    is_own = own_optimizer(ledger, t)
-    for own, tell in zip(is_own, (_named_optimizer, _schedule), strict=True):
-        if not own:
-            tell(ledger, t)
-
-
-def _named_optimizer(ledger: Ledger, t: str) -> None:
-    name = str(ledger.get(f"{t}optim", "adamw_torch_fused"))
-    if name not in (*ADAMW, "sgd"):
-        ledger.settle(refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor."), f"{t}optim")
-        unknown_optimizer(ledger, name, given_of(ledger, t))
-        option = refused(f"an option of {name}. Type it for the optimizer that you choose.")
-        ledger.settle(option, *(f"{t}{key}" for key in ("learning_rate", "weight_decay", *BETAS, "adam_epsilon")))
-        return
-    ledger.imply({"optim": name.partition("_")[0], "optim.weight_decay": 0.0}, TRAINER)
-    ledger.settle(says({"optim": name.partition("_")[0]}), f"{t}optim")
-    if name == "sgd":
-        ledger.settle(unneeded("sgd has none"), *(f"{t}{key}" for key in (*BETAS, "adam_epsilon")))
-        ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, TRAINER)
-        return
-    betas = given_of(ledger, t)["betas"]
-    ledger.settle(says({"optim.betas": betas}), *(f"{t}{key}" for key in BETAS))
-    ledger.imply({"optim.betas": betas, "optim.eps": 1e-8}, TRAINER)
-
-
-def _schedule(ledger: Ledger, t: str) -> None:
-    """Translate the schedule, which is linear by default; a warm-up below 1 is a part of the run."""
-    name, steps = str(ledger.get(f"{t}lr_scheduler_type", "linear")), ledger.words.get("steps")
-    given_keys = [ledger.get(f"{t}{key}") for key in ("warmup_steps", "warmup_ratio")]
-    warmup = next((value for value in given_keys if value and not isinstance(value, Code)), 0)
-    shape = name.removesuffix("_with_warmup")
-    keys = [f"{t}{key}" for key in ("warmup_steps", "warmup_ratio")]
-    curve = [key for key in ledger.under(f"{t}lr_scheduler_kwargs") if ledger.leaves[key]]
-    why = ""
-    if not is_warmup(warmup):
-        odd = "a warm-up is a number of steps >= 0, or a part of the run below 1. Type schedule.warmup=<it>."
-        ledger.settle(refused(odd, "schedule.warmup"), *keys)
-        warmup = 0
-    if curve:
-        why = "arguments of a schedule are not taken over. Type schedule=cosine, constant or wsd with its words."
-    elif shape not in ("cosine", "linear", "constant"):
-        why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
-    elif shape == "linear" and (steps is None or 0 < warmup < 1):
-        why = (
-            "a linear decay needs the steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
-        )
-    if why:
-        ledger.settle(refused(why), f"{t}lr_scheduler_type", *curve)
-        ledger.ask("schedule", "wsd for a linear decay, or cosine, constant")
-        words = {"schedule.warmup": warmup}
-    else:
-        words = decaying(shape, 0 if name == "constant" else warmup, steps)
-        ledger.settle(says({"schedule": words["schedule"]}), f"{t}lr_scheduler_type")
-    for key in keys:
-        if key in ledger.open() and ledger.get(key) == warmup and warmup and name != "constant":
-            ledger.carry(key, {"schedule.warmup": warmup}, BEHIND)
-        elif key in ledger.open():
-            ledger.skip(key, "no warm-up, or another key gives it")
-    ledger.imply(words, TRAINER)
 
 
 def _shards(ledger: Ledger, t: str) -> None:
@@ -234,20 +152,6 @@ def _shards(ledger: Ledger, t: str) -> None:
 
 
 _remat = switched(says({"remat": "full"}), says({"remat": "none"}))
-MODEL = refused("Type model=hf model.name=<its name>, with model.config={<entry of config.json>: <value>}.")
-WEIGHTS: Mapping[str, Rule] = table(
-    {
-        "dtype torch_dtype": refused(
-            "precision=bf16 has weights in fp32. Type precision=bf16_true for weights in bf16."
-        ),
-        "attn_implementation device_map low_cpu_mem_usage use_cache": unneeded("affects speed and loading only"),
-        "revision": refused("Type model.name=<name>@<revision>."),
-        "trust_remote_code": lacking(
-            "code of the hub is not run. Install its package and type model._target_=<its class> trust=[<its package>]."
-        ),
-        "num_labels": refused("Type model.config={num_labels: <number>} model.head=new."),
-    }
-)
 
 
 def _every(word: str, strategy: str) -> Rule:
@@ -267,10 +171,26 @@ def _every(word: str, strategy: str) -> Rule:
 def _by(word: str) -> Rule:
     return chosen(
         {"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, "only the last step")},
-        refused(f"the file does not give the samples of an epoch. Type {word}=<samples / batch>."),
+        terms.once_an_epoch(word),
     )
 
 
+def _named(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry the name of a model, with its revision."""
+    revision = ledger.get("model_revision", "main")
+    place = f"{value}@{revision}" if isinstance(value, str) and revision != "main" else value
+    to("model.name", lambda _: text(place), further={"model": "hf"})(ledger, key, value)
+
+
+def _reported(ledger: Ledger, key: str, value: Any) -> None:
+    (alone,) = value if isinstance(value, list) and len(value) == 1 else [value]
+    REPORTS(ledger, key, alone)
+
+
+REPORTS = chosen(
+    {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
+    refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
+)
 KEYS: Mapping[str, Any] = {
     "output_dir": terms.output,
     "per_device_train_batch_size": to("microbatch", count, "samples per forward on one rank"),
@@ -282,7 +202,7 @@ KEYS: Mapping[str, Any] = {
     "adam_epsilon": to("optim.eps"),
     "max_grad_norm": CLIP,
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
-    "num_train_epochs": epochs(),
+    "num_train_epochs": EPOCHS,
     "seed": to("seed", whole),
     "data_seed": lacking("seed orders the data too. Leave it out."),
     "logging_steps": to("log.every", count),
@@ -311,10 +231,7 @@ KEYS: Mapping[str, Any] = {
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     "load_best_model_at_end": terms.best,
     "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
-    "report_to": chosen(
-        {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
-        refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
-    ),
+    "report_to": _reported,
     "push_to_hub hub_model_id": lacking("type dtrain checkpoint export out=<run> to=hf://<name> after training."),
     "resume_from_checkpoint": unneeded("resume=auto resumes if there is a checkpoint"),
     "disable_dropout": switched(
@@ -342,17 +259,21 @@ KEYS: Mapping[str, Any] = {
         "an option of the Trainer's own loop"
     ),
     "deepspeed fsdp fsdp_config fsdp_config.**": lacking("type strategy=fsdp or strategy=zero3."),
-    "max_length max_seq_length packing assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
-    "label_smoothing dataset_num_proc dataset_kwargs dataset_kwargs.** chat_template_path eos_token pad_token": refused(
+    "max_length max_seq_length": SEQUENCE,
+    "packing": PACKING,
+    "assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
+    "label_smoothing dataset_kwargs dataset_kwargs.** eos_token pad_token dataset_mixture dataset_mixture.**": refused(
         CODE
     ),
+    "chat_template chat_template_path": refused("Type data.template=<its file or text>.", "data.template"),
+    "dataset_num_proc": unneeded("an option of the preparation of data"),
     "truncation_mode": chosen({"keep_start": OFF}, refused("a longer row loses its end. Leave it out.")),
     "f_divergence_type": chosen({"reverse_kl": OFF}, refused("dtrain has the reverse KL. Leave it out.")),
     "padding_free precompute_ref_log_probs pad_to_multiple_of activation_offloading packing_strategy eval_packing": (
         unneeded("affects speed and memory only")
     ),
-    "model_name_or_path": to("model.name", text, further={"model": "hf"}),
-    "model_revision": chosen({"main": OFF}, refused("Type model.name=<name>@<revision>.", "model.name")),
+    "model_name_or_path": _named,
+    "model_revision": chosen({"main": OFF}, unneeded("model.name has it")),
     "attn_implementation ignore_bias_buffers": unneeded("affects speed and loading only"),
     "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming": refused(CODE),
 }

@@ -4,8 +4,8 @@ the names of a file for `trl sft` and `trl dpo`.
 
 from collections.abc import Mapping
 
-from dtrain.dialect.axolotl_adapter import ALONE, CHANGED, DRAWN, WHOLE, carry_targets, positive
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number
+from dtrain.dialect.axolotl_adapter import ALONE, CHANGED, DRAWN, WHOLE, carry_targets
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, positive
 from dtrain.dialect.rules import OFF, chosen, given, refused, says, switched, table, to, unneeded
 
 TRL = "TRL"
@@ -31,18 +31,19 @@ def class_of(ledger: Ledger) -> str:
 
 def precision_section(ledger: Ledger, t: str, kind: str) -> None:
     """Translate mixed precision, which TRL's classes switch on by themselves, and the type of the weights."""
-    half, adapted = ledger.get(f"{t}dtype", ledger.get(f"{t}torch_dtype")) == "bfloat16", "adapter" in ledger.words
+    keys = [f"{of}{name}" for of in (t, "model.", f"{t}model_init_kwargs.") for name in ("dtype", "torch_dtype")]
+    half = any(ledger.get(key) in ("bfloat16", "torch.bfloat16") for key in keys)
+    adapted = "adapter" in ledger.words or ledger.asks("adapter")
     word = "bf16_true" if half and not adapted else "bf16"
     note = "weights in bf16 too" if word == "bf16_true" else "weights in fp32"
     for key, value in ((f"{t}bf16", word), (f"{t}fp16", "fp16")):
         ledger.settle(given(switched(says({"precision": value}, note), OFF)), key)
     is_off = ledger.get(f"{t}bf16") is False or bool(ledger.get(f"{t}fp16"))
-    loaded = {
-        "float32": OFF,
-        "bfloat16": unneeded("beside an adapter the frozen weights alone") if adapted else says({"precision": word}),
-    }
+    frozen = unneeded("beside an adapter the frozen weights alone")
+    types = {"float32": OFF, "bfloat16": frozen if adapted else says({"precision": word})}
+    types |= {f"torch.{name}": rule for name, rule in types.items()}
     other = refused("Type precision=bf16, or precision=bf16_true for weights in bf16 too.", "precision")
-    ledger.settle(given(chosen(loaded, other)), f"{t}dtype", f"{t}torch_dtype")
+    ledger.settle(given(chosen(types, other)), *keys)
     if kind or is_off:
         ledger.imply({"precision": word if kind in OF_TRL and not is_off else "fp32"}, DEFAULT)
     elif "precision" not in ledger.words:
@@ -61,6 +62,8 @@ def adapter_section(ledger: Ledger) -> None:
         ledger.settle(unneeded("covered by adapter"), "use_peft", "load_in_4bit", "use_bnb_nested_quant")
     elif ledger.get("load_in_4bit") is True or ledger.get("load_in_8bit") is True:
         ledger.settle(refused(WHOLE.format("lora"), "adapter"), "load_in_4bit", "load_in_8bit")
+    other = ledger.get("peft.kind")
+    ledger.settle(refused(f"{other} is no adapter here. Type adapter=lora, dora or qlora.", "adapter"), "peft.kind")
     for name, rule in OF_MODEL.items():
         ledger.settle(rule, name)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dtrain.config import files
 from dtrain.dialect.callbacks import class_of, sections
-from dtrain.dialect.ledger import Ledger, Rule, count
-from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
+from dtrain.dialect.ledger import Ledger, Rule, count, show
+from dtrain.dialect.rules import given, lacking, refused, says, switched, table, to, unneeded
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
@@ -56,6 +56,12 @@ def trainer_section(ledger: Ledger, t: str) -> None:
         unknown = refused(f"{name} is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")
         ledger.settle(unknown, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
     ledger.settle(CALLBACKS, f"{SECTION}.callbacks", f"{SECTION}.callbacks.**")
+    if "model" in ledger.words:
+        ledger.settle(unneeded("the call of from_pretrained says it"), f"{SECTION}.model")
+    _collator(ledger)
+    _tokenizer(ledger)
+    metrics = ledger.words.get("evaluate.metrics")
+    ledger.settle(unneeded(f"evaluate.metrics={show(metrics)} is measured"), *METRICS * bool(metrics))
     for name, rule in RULES.items():
         ledger.settle(given(rule), f"{SECTION}.{name}", f"{SECTION}.{name}.**")
 
@@ -78,6 +84,39 @@ def _stop(ledger: Ledger, section: str, t: str) -> None:
     ledger.settle(lacking("dtrain stops by patience alone. Leave it out."), f"{key}.**")
 
 
+def _collator(ledger: Ledger) -> None:
+    """Translate how rows are put together, which is padding for most."""
+    key = f"{SECTION}.data_collator"
+    name = class_of(ledger, key) or str(ledger.get(key, "")).rpartition(".")[2]
+    masks = ledger.get(f"{key}.init_args.mlm", ledger.get(f"{key}.init_args.args.1", True))
+    if name in PADDING:
+        ledger.settle(unneeded(PADDING[name]), key, f"{key}.**")
+    elif name == "DataCollatorForLanguageModeling" and isinstance(masks, bool):
+        word = "masked" if masks else "next_token"
+        ledger.settle(says({"objective": word}), f"{key}.class_path", f"{key}.init_args.mlm")
+        part = to("objective.part") if masks else unneeded("mlm is off")
+        ledger.settle(part, f"{key}.init_args.mlm_probability")
+        ledger.settle(unneeded("rows are padded with the tokenizer of data.tokenizer"), f"{key}.init_args.**")
+
+
+def _tokenizer(ledger: Ledger) -> None:
+    """Name the tokenizer of the model where the Trainer is given one."""
+    name, keys = ledger.words.get("model.name"), ledger.under(f"{SECTION}.processing_class", f"{SECTION}.tokenizer")
+    if keys and name and ledger.words.get("model.task") != "image_classification":
+        ledger.command.setdefault("data.tokenizer", name)
+
+
+PADDING = {
+    **dict.fromkeys(
+        ("DataCollatorWithPadding", "DataCollatorForSeq2Seq"), "data.tokenizer pads what it makes tokens of"
+    ),
+    **dict.fromkeys(("DefaultDataCollator", "default_data_collator"), "rows are put together alike"),
+}
+"""Collator that dtrain needs no other for -> why."""
+METRICS = (f"{SECTION}.compute_metrics", f"{SECTION}.compute_metrics.**")
+WITH = "together with data=chat, which you must type"
+SEQUENCE = given(to("data.sequence", count, WITH, command=True))
+PACKING = switched(to("data.packing", lambda value: "pack", WITH, command=True), unneeded("off, as here"))
 OF_OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 OF_SCHEDULE = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
 """Arguments of TrainingArguments that code replaces."""
@@ -100,8 +139,12 @@ RULES: Mapping[str, Rule] = table(
             "trust=[<its package>] for another way."
         ),
         "compute_loss_func": refused("Type objective._target_=<yours> trust=[<its package>].", "objective"),
-        "compute_metrics preprocess_logits_for_metrics": refused("Type evaluate.metrics=[<a metric>]."),
+        "compute_metrics": refused("Type evaluate.metrics=[<a metric>].", "evaluate.metrics"),
+        "preprocess_logits_for_metrics": unneeded("an option of compute_metrics"),
         "peft_config": refused("Type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha>."),
+        "max_seq_length": SEQUENCE,
+        "packing": PACKING,
+        "dataset_text_field dataset_kwargs": refused("Type data=text data.path=<files> data.column=<it>."),
         "formatting_func": refused("Type data=chat data.path=<rows>, or write the text into the rows."),
         "ref_model": refused(
             "objective=dpo compares with the weights that the run begins with. Leave it out."

@@ -27,15 +27,17 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
         f"# plan       dtrain plan {_typed('recipe', name)}{_needed(ledger)}",
         f"# run        {command(ledger, name)}",
     ]
-    missing = [
-        word
-        for word in silent
-        if word not in ledger.command and not any(given.split(".")[0] == word for given in ledger.words)
-    ]
-    if missing:
-        lines.append(f"# not given  {', '.join(missing)}: type them, or get dtrain's defaults")
-    lines += [f"# {line}".rstrip() for line in lists(ledger)]
+    lines += [f"# {line}".rstrip() for line in (*not_given(ledger, silent), *lists(ledger))]
     return "\n".join([*map(_plain, lines), *_words(ledger), ""])
+
+
+def not_given(ledger: Ledger, silent: Iterable[str]) -> Iterable[str]:
+    """Yield a line that names the `silent` words that the file leaves to dtrain's defaults."""
+    given = {word.split(".")[0] for word in ledger.words} | {*ledger.command}
+    given |= {"steps"} if "epochs" in given else set()
+    missing = [word for word in silent if word not in given]
+    if missing:
+        yield f"not given  {', '.join(missing)}: type them, or get dtrain's defaults"
 
 
 def command(ledger: Ledger, name: str) -> str:

@@ -29,6 +29,11 @@ def steps_of(length: float, steps: int) -> float:
     return length * steps if length < 1 else length
 
 
+def within(length: float, steps: int) -> float:
+    """A length in steps, at most that of the run."""
+    return min(steps_of(length, steps), steps)
+
+
 def warmed(step: int, warmup: float) -> float:
     """Linear from 1 / warmup to 1."""
     return min(1.0, (step + 1) / warmup) if warmup > 0 else 1.0

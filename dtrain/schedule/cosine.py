@@ -2,12 +2,12 @@
 
 import math
 
-from dtrain.schedule import steps_of, warmed
+from dtrain.schedule import warmed, within
 
 
 class Cosine:
     def __init__(self, *, steps: int, warmup: float, floor: float) -> None:
-        self._steps, self._warmup, self._floor = steps, min(steps_of(warmup, steps), steps), floor
+        self._steps, self._warmup, self._floor = steps, within(warmup, steps), floor
 
     def factor(self, step: int) -> float:
         done = max(0.0, (step - self._warmup) / max(1.0, self._steps - self._warmup))

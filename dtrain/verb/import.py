@@ -16,7 +16,7 @@ from dtrain.config.word import Word, text
 from dtrain.dialect import complete, load, recognise, translate
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.read import read
-from dtrain.dialect.write import command, lists, recipe
+from dtrain.dialect.write import command, lists, not_given, recipe
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe.locate import Place
 from dtrain.recipe.policy import refused
@@ -30,18 +30,17 @@ def run(words: Sequence[str]) -> int:
     place, options = _read(words)
     tree = read(place)
     name = options.get("as") or recognise(tree, place)
-    ledger = translate(tree, name, place)
-    complete(ledger)
+    ledger, silent = translate(tree, name, place), load(name).SILENT
+    complete(ledger, silent)
     if not store.is_local(place):
         _ask_for_closed(ledger, place)
-    silent = load(name).SILENT
     if "to" not in options:
         screen.say(recipe(ledger, silent, "<this file>").removesuffix("\n"))
         return 0
     to = options["to"]
     _write(to, recipe(ledger, silent, to))
     head = screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain")
-    screen.say(head, *lists(ledger), f"next  {command(ledger, to)}")
+    screen.say(head, *lists(ledger), *not_given(ledger, silent), f"next  {command(ledger, to)}")
     return 0
 
 

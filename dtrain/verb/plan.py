@@ -158,6 +158,7 @@ def show(plan: Plan) -> str:
         *_loop(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
+        *_warmup(plan),
         ("launch", _launch(plan)),
         ("out", screen.on_one_line(plan.out)),
         ("digest", plan.digest),
@@ -214,6 +215,14 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         yield group, "  ".join(filter(None, [screen.on_one_line(plan.why.get(group, word)), " ".join(arguments)]))
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):
         yield group, screen.on_one_line(plan.why.get(group, ", ".join(parts) or "none"))
+
+
+def _warmup(plan: Plan) -> Iterable[tuple[str, str]]:
+    """A row for a warm-up in steps that takes more than half of the run, as a default does in a short one."""
+    length = plan.schedule.get("warmup")
+    if isinstance(length, int | float) and max(1, plan.steps / 2) < length:
+        part = "all" if length >= plan.steps else f"{length:g}"
+        yield "warm-up", f"takes {part} of the {plan.steps} steps. Type schedule.warmup=0.1 for a tenth of the run"
 
 
 def _word(part: Part) -> str:

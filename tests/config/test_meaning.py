@@ -19,7 +19,6 @@ from dtrain.errors import WordsError, nearest
 from dtrain.resolve import resolve
 
 EARLY, LOGGERS = "stop.metric=eval_loss stop.patience=3", "logger=[console,tensorboard]"
-LINEAR = "schedule=wsd schedule.decay=<steps without the warm-up> schedule.floor=0"
 HUB, IMAGES = (
     "model=hf model.name=<its name at Hugging Face, or its folder>",
     "data=images data.path=<folder of class folders>",
@@ -94,9 +93,11 @@ resume=true -> resume=auto
 resume=runs/a -> {AGAIN}
 num_workers=4 -> data.workers=4 with data=images
 data.num_workers=4 -> data.workers=4 with data=images
-scheduler=linear -> {LINEAR}
-schedule=linear -> {LINEAR}
-lr_scheduler_type=cosine -> schedule=cosine
+scheduler=linear -> schedule=linear
+lr_scheduler_type=linear -> schedule=linear
+lr_scheduler_type=cosine -> schedule=cosine schedule.floor=0
+schedule=CosineAnnealingLR -> schedule=cosine schedule.floor=0
+schedule=WarmupDecayLR -> schedule=linear
 schedule=OneCycleLR -> schedule=cosine
 warmup_steps=100 -> schedule.warmup=100
 warmup_ratio=0.1 -> schedule.warmup=0.1

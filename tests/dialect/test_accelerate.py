@@ -26,7 +26,7 @@ def test_the_first_fsdp() -> None:
         "precision": "bf16",
     }
     assert read.words == words
-    assert read.command == {"batch": "<samples per step>"}
+    assert read.asked == {"batch"} and read.open == {"batch", "model", "data", "data.holdout"}
     assert not read.told("refused")
 
 
@@ -58,11 +58,11 @@ def test_deepspeed_by_fields() -> None:
 
 def test_deepspeed_by_a_file() -> None:
     read = example("accelerate_deepspeed_file.yaml")
-    assert (read.words["devices"], read.words["batch"], read.words["strategy"], read.words["schedule.decay"]) == (
+    assert (read.words["devices"], read.words["batch"], read.words["strategy"], read.words["steps"]) == (
         8,
         256,
         "zero2",
-        19000,
+        20000,
     )
     assert "ds_zero2_offload.json: zero_optimization.stage" in read.told("carried")
 

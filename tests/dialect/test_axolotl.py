@@ -18,16 +18,14 @@ def test_full_finetuning() -> None:
     read = example("axolotl_fft.yaml")
     assert read.words == {
         "precision": "bf16_true", "model": "hf", "model.name": "meta-llama/Llama-3.2-1B", "model.task": "causal_lm", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
-        "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1,
+        "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1, "epochs": 2,
     }  # fmt: skip
     assert "trust" not in read.command
     assert read.command["data.sequence"] == 4096
-    assert read.command["data.holdout"] == "0.02"
+    assert read.command["data.holdout"] == "0.02" and read.command["data.packing"] == "pack"
     assert read.command["evaluate.every"] == "<samples / batch / 4>"
     refused = read.told("refused")
     assert {
-        "sample_packing",
-        "num_epochs",
         "evals_per_epoch",
         "datasets.1.field_messages",
     } <= set(refused)
@@ -40,7 +38,7 @@ def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:
     assert read.words == {
         "steps": 1000, "precision": "bf16", "model": "hf", "model.name": "mistralai/Mistral-7B-v0.3", "model.task": "causal_lm",
         "optim": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
-        "optim.weight_decay": 0.0, "optim.lr": 1e-5, "schedule": "wsd", "schedule.warmup": 50, "schedule.decay": 950, "schedule.floor": 0.0, "strategy": "zero3",
+        "optim.weight_decay": 0.0, "optim.lr": 1e-5, "schedule": "linear", "schedule.warmup": 50, "schedule.floor": 0.0, "strategy": "zero3",
         "log.every": 2000, "microbatch": 4, "accumulate": 2, "seed": 3407, "evaluate.every": 50, "checkpoint.every": 100, "checkpoint.keep": 2, "clip": 1.0,
     }  # fmt: skip
     assert read.told("unneeded")["ds_zero3_auto.json: train_batch_size"] == "filled in by axolotl's own keys"
@@ -78,7 +76,7 @@ def test_qlora_is_asked_for_and_what_is_left_is_typed() -> None:
 def test_models_of_the_hub(keys: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
     read = config(tmp_path, **keys)
     assert {word: value for word, value in read.words.items() if word.startswith("model.")} == words
-    assert read.words.get("model") == ("hf" if words else None) and ("model" in read.asked) == (not words)
+    assert read.words.get("model") == ("hf" if words else None) and ("model" in read.open) == (not words)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +119,27 @@ def test_warmup(keys: dict[str, Any], warmup: float, tmp_path: Path) -> None:
     assert config(tmp_path, lr_scheduler="cosine", **keys).words["schedule.warmup"] == warmup
 
 
-def test_a_linear_decay_needs_its_steps(tmp_path: Path) -> None:
-    read = config(tmp_path, lr_scheduler="linear", num_epochs=3, warmup_steps=10)
-    assert "schedule=wsd" in read.told("refused")["lr_scheduler"]
-    assert "schedule" not in read.words
+def test_a_linear_decay_needs_no_steps(tmp_path: Path) -> None:
+    read = config(tmp_path, lr_scheduler="linear", num_epochs=3, warmup_steps=10, cosine_min_lr_ratio=0.1)
+    assert {word: value for word, value in read.words.items() if word.startswith(("schedule", "epochs"))} == {
+        "schedule": "linear", "schedule.warmup": 10, "schedule.floor": 0.0, "epochs": 3,
+    }  # fmt: skip
+    assert "only the cosine" in read.told("unneeded")["cosine_min_lr_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "sizes"),
+    [
+        ({}, {"microbatch": 1, "accumulate": 1, "epochs": 1}),
+        ({"micro_batch_size": 2, "batch_size": 8}, {"microbatch": 2, "accumulate": 4, "epochs": 1}),
+        ({"batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 5}, {"microbatch": 1, "accumulate": 2, "steps": 5}),
+    ],
+)  # fmt: skip
+def test_sizes_and_length_have_the_defaults_of_axolotl(
+    keys: dict[str, Any], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    words = config(tmp_path, **keys).words
+    assert {word: words[word] for word in ("microbatch", "accumulate", "epochs", "steps") if word in words} == sizes
 
 
 def test_held_out_samples_are_a_part(tmp_path: Path) -> None:

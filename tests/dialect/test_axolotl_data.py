@@ -110,7 +110,7 @@ def test_what_is_not_the_same_is_asked_for(
 ) -> None:
     read = config(tmp_path, dataset, **keys)
     assert any(why in each for each in read.told("refused").values())
-    assert {word for word in read.asked if word.startswith("data")} == asked
+    assert {word for word in read.open if word.startswith("data")} == asked
     assert {word for word in asked if read.ledger.words[word] != "???"} == set(), "a default does not take its place"
 
 
@@ -154,7 +154,7 @@ def test_preferences_have_the_defaults_of_trl(tmp_path: Path) -> None:
     assert read.words["objective.beta"] == 0.1 and read.words["objective.loss"] == "sigmoid"
     assert read.plan(tmp_path).data["kind"] == "pairs" and "not packed" in read.told("refused")["sample_packing"]
     other = config(tmp_path, {"path": "org/pairs", "type": "chatml.intel"}, rl="dpo")
-    assert not words(other) and "data" in other.asked
+    assert not words(other) and "data" in other.open
     assert config(tmp_path, ROWS, rl="kto").asked >= {"objective"}
 
 

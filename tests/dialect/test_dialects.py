@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from imported import FILES, Imported, example, imported, keys
+from imported import FILES, TYPED, Imported, example, imported, keys
 
 import dtrain.dialect as dialects
 from dtrain.cluster import Cluster
@@ -349,21 +349,36 @@ def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
 OPTIONS = ("optim.lr=1e-3", "optim.betas=[0.9,0.99]", "optim.weight_decay=0")
 
 
-@pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml", "lightning_fsdp.py"])
-def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> None:
-    """The recipe asks for steps, in its header, its command and the refusal."""
+@pytest.mark.parametrize(
+    ("name", "epochs"), [("torchtune_lora.yaml", 1), ("axolotl_fft.yaml", 2), ("lightning_fsdp.py", 3)]
+)
+def test_epochs_are_counted_where_the_data_is(name: str, epochs: int, tmp_path: Path) -> None:
+    """Steps follow from the rows of the data that is typed, and steps on the command line take their place."""
     read = example(name)
-    assert read.command["steps"].startswith("<") and "steps=<" in read.recipe.splitlines()[2]
+    assert read.words["epochs"] == epochs and not {"steps", "epochs"} & read.command.keys()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a", "y": 1.0}\n' * 1680)
     path = tmp_path / "recipe.yaml"
     path.write_text(read.recipe)
-    with pytest.raises(
-        WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<an integer >= 1"
-    ) as raised:
-        resolve(
-            compose([f"recipe={path}", "model=gpt", "adapter=none", "optim=adamw", *OPTIONS]),
-            Cluster(gpus=0, cpus=2),
-        )
-    assert len(raised.value.problems) == 1
+    answers = {word: TYPED[word] for word in TYPED if read.ledger.words.get(word) == "???"}
+    answers |= {"model": "mlp", "adapter": "none", "data": "jsonl", "data.holdout": 0, "objective": "regression"}
+    more = [f"data.path={rows}", "data.inputs=[y]", "data.targets=y", "strategy=ddp", "remat=none", "batch=840"]
+    words = [f"recipe={path}", *(f"{word}={value}" for word, value in answers.items() if word != "batch"), *more]
+    words += ["devices=1", "microbatch=1", "accumulate=840"]
+    plan = resolve(compose(words), Cluster(gpus=0, cpus=2))
+    assert plan.steps == 2 * epochs and f"epochs={epochs}" in plan.why["steps"]
+    assert resolve(compose([*words, "steps=7"]), Cluster(gpus=0, cpus=2)).steps == 7
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))
+def test_no_default_model_or_data_takes_the_place_of_theirs(name: str, tmp_path: Path) -> None:
+    """What code makes is ??? in the recipe, and in angle brackets in both commands."""
+    read = example(name)
+    lines = read.recipe.splitlines()[2:4]
+    for part in ("model", "data"):
+        if part in read.words or f"{part}._target_" in read.words:
+            continue
+        assert read.ledger.words[part] == "???" and all(f"'{part}=<" in line for line in lines), part
 
 
 def test_steps_that_are_computed_are_asked_for(tmp_path: Path) -> None:

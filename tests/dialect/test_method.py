@@ -79,7 +79,10 @@ def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingA
           for more in ("bias='all'", "modules_to_save=['lm_head']", "init_lora_weights='pissa'", "init_lora_weights=False", "rank_pattern={'q_proj': 4}")),
         ({**SFT, "use_peft": True, "lora_target_modules": "all-linear", "lora_modules_to_save": ["lm_head"]}, "adapter"),
         ({"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"warmup_num_steps": 9}}}, "schedule schedule.warmup"),
-        ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup schedule.decay"),
+        (f"from peft import *\n{trainer('train_dataset=rows')}PromptTuningConfig(num_virtual_tokens=8)\n", "adapter"),
+        ({**TRL, "beta": 0.05, "loss_type": "apo_zero"}, "objective objective.beta objective.loss"),
+        ({**SFT, "chat_template": "{{ messages }}"}, "data data.template"),
+        ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup"),
     ],
 )  # fmt: skip
 def test_what_decides_the_method_is_left_open(written: dict[str, Any] | str, asked: str, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def test_other_arguments_in_python_are_told_in_words(name: str) -> None:
         "accumulate=2",
         "optim.lr=5e-05",
         "precision=bf16",
-        "schedule=cosine",
+        "schedule=cosine schedule.floor=0",
         "schedule.warmup=0.03",
-        "steps=<3 x samples / batch>",
+        "epochs=3",
     ):
         assert f" {word}" in str(raised.value), word
 
@@ -49,11 +49,12 @@ COMPOSER = {
         (
             LITGPT,
             "litgpt",
-            "batch=64 microbatch=4 schedule.warmup=25 checkpoint.every=200 precision=bf16_true optim.lr=0.0002 steps=<1",
+            "batch=64 microbatch=4 schedule.warmup=25 checkpoint.every=200 precision=bf16_true optim.lr=0.0002 epochs=1",
         ),
         (LORA, "litgpt", "batch=64 devices=1 optim.betas=[0.9,0.95]"),
         (COMPOSER, "Composer", "batch=4096 microbatch=128 seed=17 precision=bf16 optim.lr=0.0005 steps=<286720000sp"),
         ({**COMPOSER, "max_duration": "4800ba"}, "Composer", "steps=4800"),
+        ({**COMPOSER, "max_duration": "2ep"}, "Composer", "epochs=2"),
     ],
 )
 def test_a_tool_that_is_not_read_is_named(tree: dict[str, object], tool: str, words: str) -> None:
@@ -82,9 +83,12 @@ def test_training_arguments_of_another_tool_are_told_in_words() -> None:
         "schedule=cosine",
         "schedule.warmup=0.1",
         "checkpoint.every=500",
-        "steps=<3",
+        "epochs=3",
     ]:
         assert f" {word}" in str(raised.value), word
+    silent = {key: value for key, value in FACTORY.items() if key not in ("lr_scheduler_type", "warmup_ratio")}
+    with pytest.raises(WordsError, match=r"schedule=linear schedule\.warmup=0 epochs=3"):
+        recognise(silent, "sft.yaml")
 
 
 @pytest.mark.parametrize(("package", "tool"), [("transformers", "Hugging Face's Trainer"), ("composer", "Composer")])

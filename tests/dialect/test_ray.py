@@ -78,5 +78,5 @@ def test_what_a_loop_of_ones_own_takes_is_not_left_out(tmp_path: Path) -> None:
         "config = dict(epochs=10, batch_size=64, depth=3)\nTorchTrainer(loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2))\n"
     )
     read = imported(path)
-    assert read.asked == {"steps", "microbatch"} and read.words["devices"] == 2
+    assert read.asked == {"epochs", "microbatch"} and read.words["devices"] == 2
     assert "train_loop_config.depth" in read.told("refused") and "train_loop_per_worker" in read.told("unneeded")

@@ -30,7 +30,8 @@ def test_sft_with_lora() -> None:
         "schedule": "cosine", "schedule.warmup": 10, "schedule.floor": 0.0, "strategy": "ddp", "remat": "full", "microbatch": 4, "accumulate": 2, "log.every": 5,
         "evaluate.every": 50, "checkpoint.keep": 2, "clip": 1.0, "seed": 42,
     }  # fmt: skip
-    assert read.command == {"data.train_on": "answers", "data.packing": "pack", "data.sequence": 2048, "out": "tuned"}
+    typed = {"data.train_on": "answers", "data.packing": "pack", "data.sequence": 2048, "out": "tuned"}
+    assert {word: read.command[word] for word in typed} == typed and read.open == {"data", "data.holdout"}
     assert not read.told("refused")
 
 
@@ -38,7 +39,7 @@ def test_arguments_as_json() -> None:
     read = example("transformers_args.json")
     assert read.words["strategy"] == "fsdp" and read.words["model.name"] == "me/small"
     assert read.words["optim.betas"] == [0.9, 0.95] and read.words["precision"] == "bf16"
-    assert read.asked == {"steps"}
+    assert read.asked == {"checkpoint.every"} and read.words["epochs"] == 3
 
 
 def test_every_argument_of_the_class_has_a_rule() -> None:
@@ -55,7 +56,7 @@ def test_defaults_are_those_of_the_class(tmp_path: Path) -> None:
         "accumulate": "gradient_accumulation_steps", "seed": "seed", "schedule.warmup": "warmup_steps",
     }  # fmt: skip
     assert {word: words[word] for word in named} == {word: theirs[name] for word, name in named.items()}
-    assert theirs["lr_scheduler_type"] == "linear" and words["schedule"] == "wsd" and words["schedule.decay"] == 100
+    assert theirs["lr_scheduler_type"] == "linear" and words["schedule"] == "linear" and words["schedule.floor"] == 0.0
     assert theirs["optim"] == "adamw_torch_fused" and words["optim"] == "adamw" and words["precision"] == "fp32"
 
 
@@ -84,21 +85,20 @@ def test_dpo(tmp_path: Path) -> None:
         "objective": "dpo", "objective.loss": "ipo", "objective.beta": 0.2, "model": "hf", "model.name": "me/tuned", "model.task": "causal_lm",
     }  # fmt: skip
     assert read.words["optim.lr"] == 1e-6 and read.words["schedule.warmup"] == 0
-    assert "bf16_true" in read.told("refused")["model.dtype"]
+    assert read.words["precision"] == "bf16_true"
 
 
 @pytest.mark.parametrize(
     ("arguments", "more", "asked"),
     [
-        ("num_train_epochs=2, lr_scheduler_type='cosine'", "", {"steps"}),
-        ("lr_scheduler_type='cosine'", "", {"steps"}),
-        ("num_train_epochs=2", "", {"steps", "schedule"}),
+        ("num_train_epochs=passes", "", {"epochs"}),
+        ("num_train_epochs=2, max_steps=most", "", {"steps"}),
         ("max_steps=5, optim='paged_adamw_8bit'", "", {"optim", "optim.lr", "optim.weight_decay", "optim.betas"}),
         ("max_steps=5, learning_rate=float(lr)", "", {"optim.lr"}),
         ("max_steps=5, bf16=torch.cuda.is_bf16_supported()", "", {"precision"}),
         ("max_steps=n * 2, learning_rate=lr, warmup_ratio=w, lr_scheduler_type='cosine'", "", {"steps", "optim.lr", "schedule.warmup"}),
         ("max_steps=5, **more()", "", {"precision", "optim.lr"}),
-        ("max_steps=5", "AutoModelForCausalLM.from_pretrained(args.model)", {"model", "model.name"}),
+        ("max_steps=5", "AutoModelForCausalLM.from_pretrained(args.model)", {"model.name"}),
         ("max_steps=5", "LoraConfig(r=4, target_modules='.*q')", {"adapter.targets"}),
         ("max_steps=5", "LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=['q'])", {"adapter.alpha"}),
         ("max_steps=5", "AutoModelForCausalLM.from_pretrained('a', quantization_config=Four(load=1))", {"adapter"}),
@@ -128,7 +128,21 @@ def test_the_adapter_of_a_quantised_base_is_on_the_command_line(tmp_path: Path) 
         ("max_grad_norm=0", {"clip": None}),
         ("fp16=True", {"precision": "fp16"}),
         ("fsdp='shard_grad_op'", {"strategy": "fsdp", "strategy.reshard": "never"}),
-        ("warmup_steps=0.1, lr_scheduler_type='cosine'", {"schedule.warmup": 0.1}),
+        (
+            "warmup_steps=0.1, lr_scheduler_type='cosine'",
+            {"schedule": "cosine", "schedule.warmup": 0.1, "schedule.floor": 0.0},
+        ),
+        ("warmup_ratio=0.06", {"schedule": "linear", "schedule.warmup": 0.06, "schedule.floor": 0.0}),
+        ("warmup_steps=5, lr_scheduler_type='constant'", {"schedule": "constant", "schedule.warmup": 0}),
+        ("lr_scheduler_type='constant_with_warmup', warmup_steps=5", {"schedule": "constant", "schedule.warmup": 5}),
+        (
+            "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr_rate': 0.1}",
+            {"schedule": "cosine", "schedule.floor": 0.1},
+        ),
+        (
+            "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr': 1e-5}, learning_rate=1e-4",
+            {"schedule": "cosine", "schedule.floor": 0.1},
+        ),
     ],
 )
 def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:
@@ -141,3 +155,20 @@ def test_what_each_argument_means(arguments: str, words: dict[str, Any], tmp_pat
 def test_the_output_folder_is_the_first_argument(tmp_path: Path) -> None:
     read = script(tmp_path, "'runs/a', max_steps=3")
     assert read.command["out"] == "runs/a" and not read.told("refused").keys() & {"TrainingArguments.args.0"}
+
+
+def test_a_revision_is_a_part_of_the_name_and_one_report_a_logger(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: me/small\nmodel_revision: v2\ndataset_name: me/chats\npacking: true\nreport_to: [tensorboard]\n"
+    )
+    read = imported(path)
+    assert read.words["model.name"] == "me/small@v2" and read.words["logger"] == ["console", "tensorboard"]
+    assert {*read.told("refused")} == {"dataset_name"}
+
+
+def test_an_argument_that_is_an_object_has_the_rule_of_its_name(tmp_path: Path) -> None:
+    read = script(tmp_path, "max_steps=5, hub_token=Folder.get(), logging_steps=every(3), learning_rate=rate(2)")
+    assert "TrainingArguments.hub_token.class_path" in read.told("unneeded")
+    assert "Type log.every=" in read.told("refused")["TrainingArguments.logging_steps.class_path"]
+    assert "optim.lr" in read.asked and not [why for why in read.told("refused").values() if "no such key" in why]

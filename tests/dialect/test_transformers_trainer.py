@@ -86,3 +86,70 @@ def test_a_trainer_of_the_file_is_named(tmp_path: Path) -> None:
     read = script(tmp_path, "callbacks=[EarlyStoppingCallback(2)]", kind="Mine")
     assert "are not run. Type objective._target_=" in read.told("refused")["Trainer.class"]
     assert read.words["stop.patience"] == 2
+
+
+HEADED = """from transformers import Trainer, TrainingArguments, AutoModelForSequenceClassification, AutoConfig
+names = {{0: 'NEGATIVE', 1: 'POSITIVE'}}
+model = AutoModelForSequenceClassification.from_pretrained('me/base'{of_model})
+trainer = Trainer(model, TrainingArguments('out', max_steps=9{of_args}), train_dataset=rows{given})
+"""
+
+
+def headed(folder: Path, of_model: str = "", given: str = "", of_args: str = "") -> Imported:
+    path = folder / "train.py"
+    path.write_text(HEADED.format(of_model=of_model, given=given, of_args=of_args))
+    return imported(path)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "words"),
+    [
+        (", num_labels=3", {"model.config": {"num_labels": 3}}),
+        (", num_labels=2, id2label=names", {"model.config": {"num_labels": 2, "id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}}),
+        (", num_labels=1", {"model.config": {"num_labels": 1}, "objective": "regression"}),
+        (", num_labels=2, ignore_mismatched_sizes=True", {"model.config": {"num_labels": 2}, "model.head": "new"}),
+        (", config=AutoConfig.from_pretrained('me/base', num_labels=4, cache_dir='c')", {"model.config": {"num_labels": 4}}),
+        (", revision='v2', torch_dtype=torch.bfloat16", {"model.name": "me/base@v2", "precision": "bf16_true"}),
+        (", problem_type='single_label_classification'", {"objective": "classification"}),
+    ],
+)  # fmt: skip
+def test_literals_of_the_model_are_its_words(of_model: str, words: dict[str, Any], tmp_path: Path) -> None:
+    read = headed(tmp_path, of_model)
+    wanted = {"model.name": "me/base", "model.task": "classification", **words}
+    assert {word: value for word, value in read.words.items() if word in wanted} == wanted
+    assert ("model.head" in read.asked) == ("model.head" not in words), "whether the weights have it is not in a file"
+    assert not read.told("refused")
+
+
+@pytest.mark.parametrize(
+    ("of_model", "asked"),
+    [
+        (", num_labels=len(names), id2label=names", "<{num_labels: ..., id2label: {0: NEGATIVE, 1: POSITIVE}}>"),
+        (", config=made()", "<{<entry of config.json>: <value>}>"),
+        (", problem_type='multi_label_classification'", "<next_token, dpo, distill or your own>"),
+    ],
+)
+def test_what_code_makes_of_the_model_is_asked_for(of_model: str, asked: str, tmp_path: Path) -> None:
+    read = headed(tmp_path, of_model)
+    word = "objective" if "problem" in of_model else "model.config"
+    assert read.command[word] == asked and read.ledger.words[word] == "???"
+
+
+@pytest.mark.parametrize(
+    ("given", "of_args", "refused", "words"),
+    [
+        (", data_collator=DataCollatorWithPadding(tokenizer), processing_class=tokenizer", "", "", {"data.tokenizer": "me/base"}),
+        (", data_collator=transformers.default_data_collator", "", "", {}),
+        (", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)", "", "", {"objective": "next_token"}),
+        (", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)", "", "", {"objective": "masked", "objective.part": 0.3}),
+        (", max_seq_length=64, packing=True", "", "", {"data.sequence": 64, "data.packing": "pack"}),
+        (", compute_metrics=f", "", "Trainer.compute_metrics", {"evaluate.metrics": "<value>"}),
+        (", compute_metrics=f", ", load_best_model_at_end=True, metric_for_best_model='f1'", "", {"evaluate.metrics": ["f1"]}),
+    ],
+)  # fmt: skip
+def test_no_line_contradicts_another(
+    given: str, of_args: str, refused: str, words: dict[str, Any], tmp_path: Path
+) -> None:
+    read = headed(tmp_path, ", num_labels=2", given, of_args)
+    assert {*read.told("refused")} == {refused} - {""}
+    assert {word: {**read.command, **read.words}.get(word) for word in words} == words

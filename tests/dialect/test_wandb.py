@@ -121,7 +121,7 @@ def test_parameters_inside_another_and_words_of_groups() -> None:
         "optimizer": {"parameters": {"lr": {"values": [0.1, 0.2]}, "name": {"values": ["adam"]}}},
         "optim": {"values": ["adam", "sgd"]},
         "momentum": {"value": 0.9},
-        "schedule": {"values": ["cosine", "linear"]},
+        "schedule": {"values": ["cosine", "exponential"]},
     }
     ledger = ledger_of({"method": "grid", "parameters": tree})
     space = {word: value for word, value in ledger.words.items() if word.startswith("sweep.space")}
@@ -130,7 +130,7 @@ def test_parameters_inside_another_and_words_of_groups() -> None:
     }  # fmt: skip
     assert yaml.safe_load(recipe(ledger, (), "x"))["sweep"]["space"]["optim.lr"] == [0.1, 0.2]
     refused = {entry.key: entry.why for entry in ledger.of("refused")}
-    assert "there is no schedule linear" in refused["parameters.schedule.values"]
+    assert "there is no schedule exponential" in refused["parameters.schedule.values"]
 
 
 def test_an_argument_that_no_word_of_the_sweep_takes_is_refused() -> None:

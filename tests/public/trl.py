@@ -13,7 +13,9 @@ ADAMW = {
     "seed": 42,
 }
 COSINE = {"schedule": "cosine", "schedule.warmup": 0.1, "schedule.floor": 0.0}
-CHAT = "data=chat data.path=rows.jsonl data.tokenizer=tuned"
+LINEAR = {"schedule": "linear", "schedule.warmup": 0, "schedule.floor": 0.0}
+CLASSES = "jsonl data.path=rows.jsonl data.inputs=ids data.targets=label"
+CHAT = "chat data.path=rows.jsonl data.tokenizer=tuned"
 
 
 def zephyr(name: str, lr: float, micro: int, accumulate: int, **more: Any) -> dict[str, Any]:
@@ -40,29 +42,29 @@ trainer = Trainer(model=model, args=args, train_dataset=train, eval_dataset=test
 TRANSFORMERS = [
     Row("huggingface/alignment-handbook recipes/zephyr-7b-beta/sft/config_full.yaml",
         zephyr("mistralai/Mistral-7B-v0.1", 2e-5, 16, 1, max_seq_length=2048),
-        {"steps": 300},
-        {**ADAMW, **COSINE, "precision": "bf16_true", "remat": "full", "batch.micro": 16, "batch.accumulate": 1, "optim.lr": 2e-5, "adapter": "none",
+        {},
+        {**ADAMW, **COSINE, "epochs": 1, "precision": "bf16_true", "remat": "full", "batch.micro": 16, "batch.accumulate": 1, "optim.lr": 2e-5, "adapter": "none",
          "model": "mistralai/Mistral-7B-v0.1"}),
     Row("huggingface/alignment-handbook recipes/zephyr-7b-beta/dpo/config_full.yaml",
         zephyr("alignment-handbook/zephyr-7b-sft-full", 5e-7, 8, 2, beta=0.01, max_length=1024, optim="adamw_torch"),
-        {"steps": 300, "objective": f"dpo {CHAT} data.kind=pairs objective.beta=0.01"},
-        {**ADAMW, **COSINE, "precision": "bf16_true", "remat": "full", "batch.micro": 8, "batch.accumulate": 2, "optim.lr": 5e-7, "objective": "dpo",
+        {"objective": "dpo", "objective.beta": 0.01, "data": f"{CHAT} data.kind=pairs"},
+        {**ADAMW, **COSINE, "epochs": 1, "precision": "bf16_true", "remat": "full", "batch.micro": 8, "batch.accumulate": 2, "optim.lr": 5e-7, "objective": "dpo",
          "objective.beta": 0.01}, ["beta"]),
     Row("huggingface/alignment-handbook recipes/zephyr-7b-beta/dpo/config_qlora.yaml",
         zephyr("mistralai/Mistral-7B-v0.1", 5e-6, 4, 4, beta=0.01, lora_r=128, lora_alpha=128, **QLORA),
-        {"steps": 300, "objective": f"dpo {CHAT} data.kind=pairs objective.beta=0.01"},
-        {**ADAMW, **COSINE, "precision": "bf16", "adapter": "qlora", "adapter.double": False, "adapter.rank": 128, "adapter.alpha": 128, "adapter.dropout": 0.05,
+        {"objective": "dpo", "objective.beta": 0.01, "data": f"{CHAT} data.kind=pairs"},
+        {**ADAMW, **COSINE, "epochs": 1, "precision": "bf16", "adapter": "qlora", "adapter.double": False, "adapter.rank": 128, "adapter.alpha": 128, "adapter.dropout": 0.05,
          "adapter.targets": SEVEN, "batch.micro": 4, "batch.accumulate": 4, "optim.lr": 5e-6}, ["beta"]),
     Row("huggingface/trl docs/source/clis.md",
         {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "stanfordnlp/imdb", "dataset_text_field": "text", "report_to": "none", "learning_rate": 1e-4,
          "lr_scheduler_type": "cosine"},
-        {"steps": 300, "data.train_on": f"all {CHAT}"},
-        {**ADAMW, "schedule": "cosine", "schedule.warmup": 0, "precision": "bf16", "remat": "full", "optim.lr": 1e-4, "batch.micro": 8}, ["dataset_name"]),
+        {"data.train_on": "all", "data": CHAT},
+        {**ADAMW, "schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0, "epochs": 3, "precision": "bf16", "remat": "full", "optim.lr": 1e-4, "batch.micro": 8}, ["dataset_name"]),
     Row("huggingface/trl docs/source/sft_trainer.md#quick-start.py", SFT_SCRIPT,
-        {"steps": 300, "schedule": "wsd schedule.decay=300 schedule.warmup=0", "data.train_on": f"all {CHAT}"},
-        {**ADAMW, "precision": "bf16", "remat": "full", "optim.lr": 2e-5, "batch.micro": 8, "batch.accumulate": 1, "model": "facebook/opt-350m"}),
+        {"data.train_on": "all", "data": CHAT},
+        {**ADAMW, **LINEAR, "epochs": 3, "precision": "bf16", "remat": "full", "optim.lr": 2e-5, "batch.micro": 8, "batch.accumulate": 1, "model": "facebook/opt-350m"}),
     Row("huggingface/transformers docs/source/en/training.md#train.py", GLUE_SCRIPT,
-        {"steps": 300, "schedule": "wsd schedule.decay=300 schedule.warmup=0"},
-        {**ADAMW, "precision": "fp32", "remat": "none", "optim.lr": 5e-5, "batch.micro": 8, "model": "google-bert/bert-base-cased"},
-        ["Trainer.compute_metrics", "model.num_labels", "TrainingArguments.eval_strategy"]),
+        {"evaluate.every": 50, "evaluate.metrics": "[accuracy]", "model.head": "new", "data": CLASSES},
+        {**ADAMW, **LINEAR, "epochs": 3, "precision": "fp32", "remat": "none", "optim.lr": 5e-5, "batch.micro": 8, "model": "google-bert/bert-base-cased", "task": "classification", "config": {"num_labels": 5}},
+        ["Trainer.compute_metrics", "TrainingArguments.eval_strategy"]),
 ]  # fmt: skip

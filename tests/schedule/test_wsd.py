@@ -23,3 +23,10 @@ def test_without_decay_it_stays() -> None:
 
 def test_a_run_shorter_than_its_parts_still_learns() -> None:
     assert all(WSD(steps=6, warmup=4, decay=5, floor=0.0).factor(step) > 0 for step in range(6))
+
+
+def test_parts_longer_than_the_run_are_as_long_as_it() -> None:
+    long, whole = WSD(steps=20, warmup=50, decay=90, floor=0.0), WSD(steps=20, warmup=20, decay=20, floor=0.0)
+    assert [long.factor(step) for step in range(20)] == [whole.factor(step) for step in range(20)]
+    assert max(long.factor(step) for step in range(20)) == 0.5
+    assert WSD(steps=20, warmup=0, decay=5, floor=0.1).factor(30) == 0.1, "steps beyond the end stay at the floor"

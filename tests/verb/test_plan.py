@@ -114,6 +114,22 @@ def test_parts_of_parts_are_shown_as_they_are_typed(capsys: pytest.CaptureFixtur
     assert "betas=[0.8,0.9]" in shown
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("steps=20", "warm-up     takes all of the 20 steps. Type schedule.warmup=0.1"),
+        ("steps=80 schedule=constant", "takes 50 of the 80 steps"),
+        ("steps=100", ""), ("steps=20 schedule.warmup=0.9", ""), ("steps=1 schedule.warmup=1", ""),
+    ],
+)  # fmt: skip
+def test_a_warm_up_that_takes_most_of_a_short_run_is_told(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words.split()]) == 0
+    shown = capsys.readouterr().out
+    assert said in shown if said else "warm-up  " not in shown
+
+
 def test_speed_and_room_of_a_gpu_stand_there(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*BIG, "nodes=128", "batch=2048", "microbatch=1"]
     assert main(["plan", *words]) == 0

@@ -249,7 +249,7 @@ def _settle(words: list[Word]) -> list[Word]:
             old
             for old in final
             if replaces
-            and (not again or policy.is_closed(old))
+            and (not again or policy.is_closed(replace(old, key=group)))  # where it runs is the user's to say
             and _place(old) != _place(word)
             and old.key.startswith(f"{group}.")
         ]

@@ -83,8 +83,8 @@ def spilt(config: Config, words: Iterable[Word]) -> Iterator[str]:
     values = asked(config)
     for word in words:
         if "${" in word.text and word.key.split(".")[0] not in GROUPS:
-            whole = text(values.get(word.key))
-            if secrets.masked(whole) != whole:
+            texts = [value for _, value in leaves(values.get(word.key)) if isinstance(value, str | list)]
+            if secrets.redact_tree(texts) != texts:
                 yield f"{word.key}={shown(word.key, word.value)} ({word.source}): {secrets.REFUSED}"
 
 

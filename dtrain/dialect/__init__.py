@@ -96,7 +96,7 @@ def complete(ledger: Ledger, silent: Iterable[str] = ()) -> None:
     implied, and the user is asked for them, as for the model and the data, if they are `silent`."""
     words = ledger.words
     for part in PARTS:
-        if part in silent and part not in words and f"{part}._target_" not in words:
+        if part in silent and not {part, f"{part}._target_", f"sweep.space.{part}"} & words.keys():
             ledger.ask(part)
     if ledger.asks("data") and "data.holdout" not in words:
         ledger.ask("data.holdout", HOLDOUT)

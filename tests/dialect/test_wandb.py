@@ -147,6 +147,12 @@ def test_what_a_search_needs_and_the_file_lacks_is_asked_for() -> None:
     assert "???" not in recipe(ledger, (), "mine.yaml").partition("defaults:")[2]
 
 
+def test_a_model_that_is_searched_for_is_not_asked_for() -> None:
+    ledger = ledger_of({"method": "grid", "parameters": {"model": {"values": ["gpt", "moe"]}, "lr": {"value": 0.1}}})
+    complete(ledger, ("model", "data"))
+    assert "model" not in ledger.words and ledger.words["data"] == "???"
+
+
 def test_flags_of_the_command_are_not_lost() -> None:
     why = example("wandb_bayes.yaml").told("refused")["command"]
     assert why.endswith("the same as --epochs=10.")

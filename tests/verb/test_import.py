@@ -24,7 +24,9 @@ def test_what_is_printed_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "DeepSpeed" in printed.splitlines()[1]
     path = tmp_path / "mine.yaml"
     path.write_text(printed)
-    assert main(["plan", f"recipe={path}"]) == 0
+    assert main(["plan", f"recipe={path}"]) == 2, "no default takes the place of their model and data"
+    assert "leaves model to you" in capsys.readouterr().err
+    assert main(["plan", f"recipe={path}", "model=gpt", "data=text", "data.holdout=0.1"]) == 0
     assert "256 samples" in capsys.readouterr().out
 
 
@@ -38,7 +40,7 @@ def test_to_writes_it_and_prints_the_lists(capsys: pytest.CaptureFixture[str], t
         "refused, and what to type instead",
     ]
     assert printed.splitlines()[-1].startswith(f"next  dtrain recipe={to} ")
-    assert "out=/data/runs/llama3_1_8B" in printed.splitlines()[-1]
+    assert "out=/data/runs/llama3_1_8B" in printed.splitlines()[-1] and "'data=<" in printed.splitlines()[-1]
     assert yaml.safe_load(to.read_text())["steps"] == 1500
     assert main(["import", str(FILES / "torchtune_full.yaml"), f"to={to}"]) == 0, "the same again is no harm"
 

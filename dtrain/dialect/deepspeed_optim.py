@@ -79,7 +79,11 @@ def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     words = decaying(shape, warm, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
     note = ""
     warmup, kind = says({"schedule.warmup": warm}, BEHIND if warm else ""), unneeded("linear, as here")
-    if values.get("warmup_type", "log") != "linear" and warm > 1:
+    filled = {key for key in OF_STEPS if ledger.auto and ledger.leaves.get(f"{p}.{key}") == "auto"}
+    if "warmup_num_steps" in filled:  # by the other software, whose words are there
+        del words["schedule.warmup"]
+        note = "" if values.get("warmup_type") == "linear" else "its warm-up is logarithmic, here linear"
+    elif values.get("warmup_type", "log") != "linear" and warm > 1:
         if not {"warmup_type", "warmup_num_steps"} & set(values) and not ledger.asks("schedule.warmup"):
             note = f"without its warm-up: {LOG.format(warm)}"
         warmup = kind = refused(LOG.format(warm))
@@ -88,7 +92,7 @@ def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     if name == "WarmupDecayLR" and "warmup_max_lr" not in values:
         ledger.imply({"optim.lr": 1e-3}, "default of WarmupDecayLR, which overrides the optimizer's")
     rules = {"warmup_num_steps": warmup, "warmup_type": kind, "total_num_steps": says({"steps": total})}
-    if shape != "constant" and total is None and not ledger.asks("steps"):
+    if shape != "constant" and total is None and "total_num_steps" not in filled and not ledger.asks("steps"):
         ledger.ask("steps", f"total_num_steps of {name}")
     if shape == "cosine":
         rules["cos_min_ratio"] = to("schedule.floor")

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer and TRL, against the classes themselves."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,15 @@ def test_an_argument_that_is_an_object_has_the_rule_of_its_name(tmp_path: Path) 
     assert "TrainingArguments.hub_token.class_path" in read.told("unneeded")
     assert "Type log.every=" in read.told("refused")["TrainingArguments.logging_steps.class_path"]
     assert "optim.lr" in read.asked and not [why for why in read.told("refused").values() if "no such key" in why]
+
+
+@pytest.mark.parametrize(("more", "warmup"), [(", warmup_steps=30", 30), ("", 0)])
+def test_a_schedule_of_deepspeed_is_filled_in_by_the_arguments(more: str, warmup: int, tmp_path: Path) -> None:
+    params = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
+    file = {"scheduler": {"type": "WarmupDecayLR", "params": params}, "zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(file))
+    read = script(tmp_path, f"num_train_epochs=2, learning_rate=1e-4, deepspeed='ds.json'{more}")
+    assert {word: read.words.get(word) for word in ("schedule", "schedule.warmup", "epochs", "optim.lr")} == {
+        "schedule": "linear", "schedule.warmup": warmup, "epochs": 2, "optim.lr": 1e-4,
+    }  # fmt: skip
+    assert not read.asked and "logarithmic" in read.told("carried")["ds.json: scheduler.type"]

@@ -4,6 +4,7 @@
     ├── WordsError         2   the words are wrong; lists every problem, not only the first
     ├── EnvironError       2   the variables by which another launcher started this process contradict each other
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
+        ├── ChangedError   3   a file of samples became another one while a run reads it
         └── StoreError     3   one storage operation on one URL failed
             ├── LeaseError 3   another run writes under the same `out`
             └── MovedError 3   other storage was mounted at `out`
@@ -76,6 +77,10 @@ class PreflightError(DtrainError):
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(masked, problems))
         super().__init__("\n".join(problems))
+
+
+class ChangedError(PreflightError):
+    """A file of samples became another one while a run reads it. The message names it."""
 
 
 class StoreError(PreflightError):

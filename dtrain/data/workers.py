@@ -23,7 +23,7 @@ from torch import Tensor
 from dtrain.data import Indices, shared
 from dtrain.data.collate import tree
 from dtrain.errors import text_of
-from dtrain.lifecycle import loaders, signals
+from dtrain.lifecycle import bus_error, loaders, signals
 
 T = TypeVar("T")
 DEATH_SECONDS = 1.0
@@ -137,7 +137,9 @@ def _reading(pid: int) -> str:
 
 
 def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}" + f" ({bus_error.UNKNOWN})" * (code == -signal.SIGBUS)
 
 
 # in a loading process

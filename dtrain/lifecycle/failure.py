@@ -25,6 +25,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.cluster import visible
 from dtrain.errors import (
+    ChangedError,
     DtrainError,
     LeaseError,
     MovedError,
@@ -46,7 +47,7 @@ STEP = struct.Struct("<qqq")
 """step-<rank>: number of the step, position of its first sample, number of its samples (0 once the step is done)."""
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
-KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
+KIND_OF = {WordsError: "words", LeaseError: "words", ChangedError: "words", MovedError: "lost"}
 """dtrain's own errors -> the kinds that decide about a restart."""
 SILENT = "reported nothing"
 

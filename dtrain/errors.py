@@ -195,6 +195,27 @@ def text_of(error: BaseException) -> str:
         return f"(no message: its __str__ raises {type(broken).__name__})"
 
 
+READING = "reading "
+
+
+def note_sample(error: BaseException, sample: str) -> None:
+    """Note which sample was read when an error was raised, unless one is noted."""
+    if not sample_of(error):
+        error.add_note(f"{READING}{sample}")
+
+
+def note_source(error: BaseException, source: str) -> None:
+    """Note of which source the noted sample is."""
+    if sample := sample_of(error):
+        error.__notes__[error.__notes__.index(sample)] = f"{sample} of {source}"
+
+
+def sample_of(error: BaseException) -> str:
+    """The noted sample, such as `reading sample 12, epoch 0`; empty if there is none."""
+    notes = getattr(error, "__notes__", ())
+    return next((note for note in notes if isinstance(note, str) and note.startswith(READING)), "")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return next((line.strip() for line in text_of(error).splitlines() if line.strip()), type(error).__name__)

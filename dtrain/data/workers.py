@@ -31,6 +31,10 @@ DEATH_SECONDS = 1.0
 Read = Callable[[Indices, Indices], tuple[Any, ...]]
 
 
+class LoaderError(RuntimeError):
+    """A loading process died."""
+
+
 class Answer(Generic[T]):
     """Samples that were asked for: called once or more often, it waits for them. `asked`: the processes that have a
     part of them.
@@ -44,7 +48,7 @@ class Answer(Generic[T]):
         self._workers = workers
 
     def __call__(self) -> T:
-        """The joined parts. Raises RuntimeError, with the sample and the signal, if a process died; else the first
+        """The joined parts. Raises LoaderError, with the sample and the signal, if a process died; else the first
         error of `read`.
         """
         self._workers.receive(self)
@@ -107,7 +111,7 @@ class Workers:
             except (EOFError, OSError):
                 self._dead = self._deaths()
         if self._dead:
-            answer.error = RuntimeError(self._dead)
+            answer.error = LoaderError(self._dead)
             return
         answer.error = next((part for part in parts if isinstance(part, BaseException)), None)
         if answer.error is None:
@@ -175,5 +179,7 @@ def _sendable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        plain = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        plain.__notes__ = [*getattr(error, "__notes__", ())]
+        return plain
     return error

@@ -33,6 +33,7 @@ from dtrain.errors import (
     RankError,
     WordsError,
     first_line,
+    sample_of,
     text_of,
 )
 from dtrain.lifecycle import kernel_log
@@ -92,6 +93,8 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     else:
         text, message, code = f"{type(error).__name__}: {text}".rstrip(": "), "".join(format_exception(error)), 1
         kind = kind_of(error, message)
+        if sample := sample_of(error):
+            text = f"{text.splitlines()[0]}, {sample}"
         if kind in ("error", "gpu") and (fault := fault_of(message)):
             text = f"{f'GPU {_gpu()}: ' * fault.broken}{text.splitlines()[0]} ({fault.meaning})"
     frames = list(walk_tb(error.__traceback__))

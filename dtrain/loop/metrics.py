@@ -134,7 +134,7 @@ class Log:
             f"{short(parameters)} parameters on {self._mesh.world} rank(s)"
             + (f", going on after step {step}" if step else "")
         )
-        for sentence in caveats:
+        for sentence in (*caveats, *state.notes):
             self.caveat(sentence)
 
     def begin(self, objective: Objective, slowdown: Slowdown) -> None:

@@ -21,7 +21,7 @@ from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
-from dtrain.storage import attempts, lease, store
+from dtrain.storage import attempts, lease, leftovers, store
 
 NUMBERS = (
     "model", "adapter", "data", "objective", "optim", "schedule", "seed", "clip", "batch",
@@ -32,6 +32,8 @@ SOURCES = ("init", "fork")
 """Keys that name the run it began with."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Parts of those that do not."""
+FILES = ("config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "result.json", "failure.json")
+"""What a start writes at `out`."""
 LOOK_SECONDS = 5.0
 """Patience with storage before anything has begun."""
 
@@ -100,7 +102,10 @@ def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
 
 
 def _describe(plan: Plan, config: str) -> None:
-    """Write config.yaml and plan.yaml, and remove the failure.json of an earlier start."""
+    """Write config.yaml and plan.yaml, and remove the failure.json of an earlier start, and what that had only begun to
+    write.
+    """
+    leftovers.remove_parts(plan.out, FILES)
     store.write(store.join(plan.out, "config.yaml"), config.encode())
     store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
     store.remove(store.join(plan.out, "failure.json"))

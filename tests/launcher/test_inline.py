@@ -133,3 +133,12 @@ def test_an_average_that_comes_or_goes_at_a_resume_is_told(tmp_path: Path) -> No
     assert caveats()[1:] == [
         "ema: the checkpoint of step 6 has an average of the weights, which is dropped. Type ema=<its decay> to go on with it"
     ]
+
+
+def test_rows_that_were_removed_between_starts_are_told_without_a_logger_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(plan_of(tmp_path, "steps=4"), "")
+    (tmp_path / "metrics.jsonl").unlink()
+    run(plan_of(tmp_path, "steps=6"), "")
+    assert "note: metrics.jsonl lacks the rows of 4 of the 4 steps that are done" in capsys.readouterr().err

@@ -49,6 +49,9 @@ def test_a_run_whose_server_is_in_trouble_from_the_first_request_equals_the_unto
     with proxy as port, monkeypatch.context() as patch:
         for name, value in s3_server.environment(port).items():
             patch.setenv(name, value)
-        for steps in ("stop_after=40", "stop_after=null"):  # the second start must see what the first has saved a moment before
+        for steps in (
+            "stop_after=40",
+            "stop_after=null",
+        ):  # the second start must see what the first has saved a moment before
             survive([*WORDS, steps], tmp_path / "run", url=url, kills=0, seed=1)
     assert ranks(1, leavings, url) == [untouched]

@@ -237,7 +237,7 @@ class Retention:
 
 
 def _in_threads(act: Callable[[Attempt], T], attempts: Sequence[Attempt]) -> list[T]:
-    """What `act` gives for each, in threads if they are several."""
+    """The result of `act` for each, in threads if they are several."""
     if len(attempts) < 2:
         return [*map(act, attempts)]
     with ThreadPoolExecutor(len(attempts), "dtrain-tidy") as pool:

@@ -303,12 +303,12 @@ class Stream:
                 for first in firsts[:-1]:
                     batches += self._take([first])
                     done += 1
-            self._blame(firsts[done:], error)
+            self._note_sample(firsts[done:], error)
             if not batches:
                 raise
             return batches, error
 
-    def _blame(self, firsts: list[int], error: Exception) -> None:
+    def _note_sample(self, firsts: list[int], error: Exception) -> None:
         """Note which sample of these steps an error is about: the first that fails alike when it is read alone."""
         if self._replayed or sample_of(error) or isinstance(error, DtrainError | LoaderError):
             return

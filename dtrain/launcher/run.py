@@ -33,7 +33,7 @@ SOURCES = ("init", "fork")
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Parts of those that do not."""
 FILES = ("config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "result.json", "failure.json")
-"""What a start writes at `out`."""
+"""The files that a start writes at `out`."""
 LOOK_SECONDS = 5.0
 """Patience with storage before anything has begun."""
 

@@ -1,5 +1,5 @@
-"""What killed processes leave: files that they had only begun to write, and their folders for temporary files. A living
-process has a lock on its own.
+"""Leftovers of killed processes: files that they had only begun to write, and their folders for temporary files. A
+living process has a lock on its own.
 """
 
 import fcntl

@@ -91,7 +91,7 @@ class LineFile:
     facts: Mapping[str, Any] = field(init=False)
     _stem: Path = field(init=False)
     _grown: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
-    """What the fingerprint of the file became by rows that were added."""
+    """Later fingerprints of the file, after rows were added."""
 
     def __post_init__(self) -> None:
         beside = [".npy"] if store.is_local(self.url) else [".npy", ".copy"]

@@ -49,7 +49,7 @@ def check() -> None:
 
 
 def cut() -> str:
-    """What became of the files that are shorter now; empty if there is none."""
+    """A sentence for each file that is shorter now; empty if there is none."""
     every = ((path, then, _state(path)) for path, then in [*_files.items()])
     return "; ".join(f"{path} {_change(then, now)}" for path, then, now in every if now and now.size < then.size)
 

@@ -4,6 +4,7 @@
     ├── WordsError         2   the words are wrong; lists every problem, not only the first
     ├── EnvironError       2   the variables by which another launcher started this process contradict each other
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
+        ├── ChangedError   3   a file of samples became another one while a run reads it
         └── StoreError     3   one storage operation on one URL failed
             ├── LeaseError 3   another run writes under the same `out`
             └── MovedError 3   other storage was mounted at `out`
@@ -76,6 +77,10 @@ class PreflightError(DtrainError):
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(masked, problems))
         super().__init__("\n".join(problems))
+
+
+class ChangedError(PreflightError):
+    """A file of samples became another one while a run reads it. The message names it."""
 
 
 class StoreError(PreflightError):
@@ -188,6 +193,27 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as broken:
         return f"(no message: its __str__ raises {type(broken).__name__})"
+
+
+READING = "reading "
+
+
+def note_sample(error: BaseException, sample: str) -> None:
+    """Note which sample was read when an error was raised, unless one is noted."""
+    if not sample_of(error):
+        error.add_note(f"{READING}{sample}")
+
+
+def note_source(error: BaseException, source: str) -> None:
+    """Note of which source the noted sample is."""
+    if sample := sample_of(error):
+        error.__notes__[error.__notes__.index(sample)] = f"{sample} of {source}"
+
+
+def sample_of(error: BaseException) -> str:
+    """The noted sample, such as `reading sample 12, epoch 0`; empty if there is none."""
+    notes = getattr(error, "__notes__", ())
+    return next((note for note in notes if isinstance(note, str) and note.startswith(READING)), "")
 
 
 def first_line(error: BaseException) -> str:

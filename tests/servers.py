@@ -11,12 +11,14 @@ import importlib.util
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +31,7 @@ import pytest
 
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Of the account that every Azurite has: https://github.com/Azure/Azurite#default-storage-account"""
-ANSWERS = {"503": "SlowDown", "429": "TooManyRequests", "403": "AccessDenied"}
+ANSWERS = {"500": "InternalError", "503": "SlowDown", "429": "TooManyRequests", "403": "AccessDenied"}
 KINDS = ("503", "429", "cut", "lost")
 """Of ANSWERS: that is answered and nothing is done; cut: the connection ends and nothing is done; lost: it is done and the connection ends unanswered."""
 
@@ -66,6 +68,12 @@ class Server:
             for name, value in self.environment(self.port).items():
                 patch.setenv(name, value)
             yield self
+
+    @contextmanager
+    def listing_late(self, seconds: float) -> Iterator[int]:
+        """The port of a proxy before a server of S3 that lists a bucket as it was so long ago."""
+        with running([sys.executable, __file__, "late", "{port}", str(self.port), str(seconds)]) as port:
+            yield port
 
     @contextmanager
     def failing(self, *, share: float, kinds: Sequence[str] = KINDS, seed: int = 0) -> Iterator[int]:
@@ -230,6 +238,57 @@ def serve_proxy(port: str, backend: str, share: str, kinds: str, seed: str) -> N
     ThreadingHTTPServer(("127.0.0.1", int(port)), Proxy).serve_forever()
 
 
+class LateProxy(Proxy):
+    """Lists the objects of a bucket, as far as they were written through it, as they were `late` seconds ago."""
+
+    late, changes = 0.0, list[tuple[float, str, int]]()
+    """Of `changes`: time, key, size or -1 when it was removed."""
+
+    def answer(self, status: int, headers: Sequence[tuple[str, str]], data: bytes) -> None:
+        address = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(address.query, keep_blank_values=True))
+        key = urllib.parse.unquote(address.path).removeprefix("/bucket").lstrip("/")
+        if self.command == "PUT" and key and status == 200:
+            self.changes.append((time.monotonic(), key, int(self.headers.get("Content-Length") or 0)))
+        elif self.command == "DELETE" and key:
+            self.changes.append((time.monotonic(), key, -1))
+        elif self.command == "POST" and "delete" in query:
+            gone = re.findall("<Deleted>.*?<Key>(.*?)</Key>", data.decode(), re.DOTALL)
+            self.changes.extend((time.monotonic(), each, -1) for each in gone)
+        elif self.command == "GET" and not key and "list-type" in query:
+            data = self.listing(query.get("prefix", ""), query.get("delimiter", "")).encode()
+        super().answer(status, headers, data)
+
+    def listing(self, prefix: str, delimiter: str) -> str:
+        then, sizes = time.monotonic() - self.late, dict[str, int]()
+        for at, key, size in self.changes:
+            if at <= then:
+                sizes[key] = size
+        there = {key: size for key, size in sizes.items() if size >= 0 and key.startswith(prefix)}
+        folders, files = set[str](), list[str]()
+        for key in sorted(there):
+            first, slash, _ = key.removeprefix(prefix).partition(delimiter) if delimiter else ("", "", "")
+            folders |= {prefix + first + slash} if slash else set()
+            files += [] if slash else [key]
+        contents = "".join(
+            f'<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"x"</ETag><Size>{there[key]}</Size>'
+            "<StorageClass>STANDARD</StorageClass></Contents>"
+            for key in files
+        )
+        below = "".join(f"<CommonPrefixes><Prefix>{each}</Prefix></CommonPrefixes>" for each in sorted(folders))
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>'
+            f"<Prefix>{prefix}</Prefix><KeyCount>{len(files) + len(folders)}</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>"
+            f"{contents}{below}</ListBucketResult>"
+        )
+
+
+def serve_late(port: str, backend: str, seconds: str) -> None:
+    LateProxy.backend, LateProxy.late, LateProxy.share, LateProxy.kinds = int(backend), float(seconds), 0.0, ()
+    LateProxy.chance = random.Random(0)
+    ThreadingHTTPServer(("127.0.0.1", int(port)), LateProxy).serve_forever()
+
+
 def serve_gcs(port: str) -> None:
     """The emulator, with what it lacks of GCS: the condition that makes an upload create-only, and bytes that end as they were sent."""
     from gcp_storage_emulator import server
@@ -265,4 +324,4 @@ def serve_gcs(port: str) -> None:
 
 
 if __name__ == "__main__":
-    {"proxy": serve_proxy, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])
+    {"proxy": serve_proxy, "late": serve_late, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])

@@ -59,6 +59,7 @@ def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     monkeypatch.setattr(failure, "save", lambda *_: None)
     monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.2)
+    monkeypatch.setattr("dtrain.storage.patience.UNREACHED", 0.2)
 
 
 @contextlib.contextmanager

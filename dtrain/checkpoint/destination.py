@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dtrain.errors import StoreError, first_line
-from dtrain.storage import hub, store
+from dtrain.storage import hub, leftovers, store
 
 SMALL = 8 << 20
 """Bytes of a file that waits in memory for the commit."""
@@ -38,6 +38,7 @@ class Folder:
         self._to = to
 
     def refuse_existing(self, *names: str) -> None:
+        leftovers.remove_parts(self._to, names)
         for name in names:
             if store.exists(store.join(self._to, name)):
                 cause, hint = "it is there already", "Type to=<another place>, or remove it"

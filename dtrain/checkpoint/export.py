@@ -9,7 +9,6 @@ import json
 import math
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +25,7 @@ from dtrain.checkpoint.format import NAMES, Entry, header
 from dtrain.checkpoint.leaving import Made, leave
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
 from dtrain.errors import StoreError, WordsError
-from dtrain.storage import store
+from dtrain.storage import leftovers, store
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -125,17 +124,15 @@ def assembled(
     place: Destination, name: str, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, Tensor]]:
     """A context of tensors to fill; at its end they are the safetensors file `name` at `place`."""
-    folder = store.scratch("export")
-    try:
-        with _laid_out(folder / name, kinds, shapes) as targets:
-            yield targets
-        place.file(folder / name)
-    except OSError as error:
-        raise StoreError.during(
-            "write", str(folder), error.strerror or error, "Set TMPDIR to a place with more room"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with leftovers.scratch("export") as folder:
+        try:
+            with _laid_out(folder / name, kinds, shapes) as targets:
+                yield targets
+            place.file(folder / name)
+        except OSError as error:
+            raise StoreError.during(
+                "write", str(folder), error.strerror or error, "Set TMPDIR to a place with more room"
+            ) from error
 
 
 def _files(sizes: Mapping[str, int], shard: float) -> dict[str, list[str]]:

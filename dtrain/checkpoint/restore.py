@@ -53,7 +53,7 @@ class Restore:
             return False
         if not self._fill(url, commit, wanted, ("model.", "optim."), state):
             return False
-        self._finish(url, commit, state, wanted)
+        self._finish(url, commit, state)
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
@@ -100,7 +100,7 @@ class Restore:
         self._check(url, commit, wanted, ("model.", "optim."))
         memory.fill(copy, wanted)
         self._report(commit)
-        self._finish(url, commit, state, wanted)
+        self._finish(url, commit, state)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
         """The tensors of `state` to load: with the optimizer states that the commit has, and without averaged weights
@@ -157,9 +157,18 @@ class Restore:
             cause = f"it is of another model or optimizer. {different}"
             raise MisfitError.during("load", url, cause, self._hint)
 
-    def _finish(self, url: str, commit: Commit, state: TrainState, filled: Mapping[str, Tensor]) -> None:
-        if state.ema and not any(name.startswith("ema.") for name in filled):
+    def _finish(self, url: str, commit: Commit, state: TrainState) -> None:
+        had_average = any(name.startswith("ema.") for name in commit["tensors"])
+        if state.ema and not had_average:
             state.ema.begin()
+            state.notes.append(
+                f"ema: the checkpoint of step {commit['step']} has no average of the weights, so it begins there"
+            )
+        elif had_average and not state.ema:
+            state.notes.append(
+                f"ema: the checkpoint of step {commit['step']} has an average of the weights, which is dropped. Type "
+                "ema=<its decay> to go on with it"
+            )
         try:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:

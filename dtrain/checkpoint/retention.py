@@ -5,9 +5,11 @@ first, and never before a newer one is committed.
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import islice
+from typing import Literal, TypeVar
 
 from dtrain.checkpoint import commit as commits
 from dtrain.errors import LeaseError, StoreError
@@ -25,6 +27,9 @@ from dtrain.storage.attempts import (
 )
 
 Best = Literal["lowest", "highest"]
+T = TypeVar("T")
+STREAMS = 16
+"""Checkpoints that are removed at a time: each waits for the storage, and after a smaller `keep` they are many."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +159,18 @@ class Retention:
         attempts = self._attempts()
         stay = self._staying([one for one in attempts if one.step <= step])
         oldest = min((one.step for one in stay), default=step)
-        faults = list[str]()
-        for one in reversed(attempts):
-            # checkpoints with more steps are never removed
-            stays = one.step > step or one.url == self._living or one in stay
-            if not stays and (self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)):
+        faults, kept = list[str](), {one.url for one in stay} | {self._living}
+        # checkpoints with more steps are never removed
+        doubtful = iter([one for one in reversed(attempts) if one.step <= step and one.url not in kept])
+
+        def obsolete(one: Attempt) -> bool:
+            return self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)
+
+        while several := [*islice(doubtful, STREAMS)]:
+            gone = [one for one in several if obsolete(one)]
+            if gone:
                 lease.verify(self.out)  # the commit may be long ago
-                faults += self._remove(one)
+            faults += [fault for each in _in_threads(self._remove, gone) for fault in each]
         if faults:
             raise StoreError("; ".join(faults[:3]))
 
@@ -199,16 +209,17 @@ class Retention:
         """Whether the attempt was left by a dead run or a failed save."""
         return not one.is_committed and not store.exists(store.join(one.url, commits.NAME))
 
-    def _remove(self, one: Attempt) -> Iterable[str]:
+    def _remove(self, one: Attempt) -> list[str]:
+        """Why it could not be removed; empty if it is gone, or not ours."""
         if not _ours(one.url):
-            return
+            return []
         try:
             remove(one.url)
         except StoreError as error:
-            yield str(error)
-            return
+            return [str(error)]
         for known in (self._known or {}, self._begun, self._valid, self._scores):
             known.pop(one.url, None)
+        return []
 
     def _is_valid(self, url: str) -> bool:
         if url not in self._valid:
@@ -223,6 +234,14 @@ class Retention:
         if one.url not in self._scores and SCORES in one.files:
             self._scores[one.url] = scores_of(one).get(str(self.policy.best), math.nan)
         return self._scores.get(one.url, math.nan)
+
+
+def _in_threads(act: Callable[[Attempt], T], attempts: Sequence[Attempt]) -> list[T]:
+    """The result of `act` for each, in threads if they are several."""
+    if len(attempts) < 2:
+        return [*map(act, attempts)]
+    with ThreadPoolExecutor(len(attempts), "dtrain-tidy") as pool:
+        return [*pool.map(act, attempts)]
 
 
 def _ours(url: str) -> bool:

@@ -27,13 +27,13 @@ from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.scores import Scores
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
-from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, describe
+from dtrain.checkpoint.writer import FATAL, CheckpointWriter, SaveResult, describe
 from dtrain.config.environment import LEASE, MEMORY
-from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, nearest
+from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
 from dtrain.secrets import screen
-from dtrain.storage import attempts, store
+from dtrain.storage import attempts, mapped, store
 from dtrain.weights import place
 
 END_SECONDS = 30.0, 1.0
@@ -88,6 +88,7 @@ class Sharded:
         """One sentence for every checkpoint that `restore` skipped as damaged."""
 
     def __enter__(self) -> "Sharded":
+        mapped.forget()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -132,7 +133,7 @@ class Sharded:
             out=self._out,
             url=url,
             files=files,
-            arrived=self._snapshot.wait,
+            arrived=partial(_arrive, self._snapshot),
             commit={"step": state.step, "attempt": name, "passed_over": passed_over, "facts": facts, **ranks},
             manifest={name: facts[name] for name in ("optim", "resting")}
             | {"tensors": shards.described(tensors, names)},
@@ -147,7 +148,9 @@ class Sharded:
         return url
 
     def landed(self) -> list[SaveResult]:
-        """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over."""
+        """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over, and
+        ChangedError if a file of samples is another one.
+        """
         if self._writer and self._writer.done:
             self._settle()
         landed, self._landed = self._landed, []
@@ -351,8 +354,9 @@ class Sharded:
         kind: Literal["committed", "failed"] = "failed" if writer.error else "committed"
         error = writer.error or self._left() or None
         self._landed.append(SaveResult(kind, self._step, writer.url, error, self._stall, writer.seconds))
-        if writer.fatal:
-            raise LeaseError(writer.error)
+        for fatal in FATAL:
+            if writer.fatal == fatal.__name__:
+                raise fatal(writer.error)
 
     def _prepare(self, step: int, url: str) -> None:
         """Make durable what the commit depends on; runs on rank 0 in the thread of the writer."""
@@ -383,3 +387,9 @@ class Sharded:
         """The files that could not be removed since the last call."""
         faults, self._untidy = self._untidy, []
         return "; ".join(faults[:3])
+
+
+def _arrive(snapshot: Snapshot) -> None:
+    """Wait for the copy of the state. Raises ChangedError if samples that led to it may be of another file."""
+    snapshot.wait()
+    mapped.check()

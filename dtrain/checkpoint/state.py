@@ -64,6 +64,8 @@ class TrainState:
     """URL of the checkpoint that the weights were read from; None if they were initialised."""
     reference: Mapping[str, Any] | None = None
     """`url`, `names` and `digest` of the weights that the objective compares with; no checkpoint holds them."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what a checkpoint lacked, or had beside what was loaded."""
     _built: frozenset[str] = field(init=False, repr=False)
     _given: dict[str, int] = field(init=False, repr=False)
     """Name -> id of each parameter that the optimizer was given."""

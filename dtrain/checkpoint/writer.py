@@ -19,7 +19,7 @@ from typing import Any, Literal
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import read_file
 from dtrain.checkpoint.snapshot import File
-from dtrain.errors import LeaseError, StoreError, first_line
+from dtrain.errors import ChangedError, LeaseError, PreflightError, StoreError, first_line
 from dtrain.mesh import Mesh
 from dtrain.storage import attempts, lease, store
 
@@ -27,6 +27,8 @@ REMOTE_STREAMS, LOCAL_STREAMS = 4, 2
 """Number of files a rank writes at a time; with a remote URL each is in memory once more."""
 BEAT_SECONDS = 1.0
 """Seconds between heartbeats of a rank."""
+FATAL = (LeaseError, ChangedError)
+"""Errors of a save after which no further one can succeed, so they end the run."""
 NICENESS = 10
 """The nice value of the writing threads, on Linux: on a busy host the loop goes first."""
 
@@ -47,9 +49,10 @@ class SaveResult:
 
 
 class CheckpointWriter:
-    """Begins at once. `arrived` waits for the bytes of `files`. `commit`: written by rank 0; `manifest`: this rank's
-    tensors and facts in it; `before_commit`: makes durable whatever the commit depends on; `after_commit`: removes old
-    checkpoints, and nobody waits for it; both run on rank 0. `before`: the previous save.
+    """Begins at once. `arrived` waits for the bytes of `files`, and raises if they must not be saved. `commit`: written
+    by rank 0; `manifest`: this rank's tensors and facts in it; `before_commit`: makes durable whatever the commit
+    depends on; `after_commit`: removes old checkpoints, and nobody waits for it; both run on rank 0. `before`: the
+    previous save.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class CheckpointWriter:
         after_commit: Callable[[str, Mapping[str, Any]], None],
         before: "CheckpointWriter | None" = None,
     ) -> None:
-        self.url, self.error, self.fatal = url, "", False
+        self.url, self.error, self.fatal = url, "", ""
         self.seconds = 0.0
         self._mesh, self._out, self._commit, self._manifest = mesh, out, commit, manifest
         mark = {"step": str(commit["step"]), "attempt": url.rsplit("/", 1)[-1]}
@@ -102,7 +105,7 @@ class CheckpointWriter:
         try:
             self._land()
         except Exception as error:  # nobody sees the exception of a thread
-            self.error, self.fatal = describe(error), isinstance(error, LeaseError)
+            self._fail(error)
         finally:
             self.seconds = time.monotonic() - self._begin
             self._over.set()
@@ -110,13 +113,13 @@ class CheckpointWriter:
             self._after(self.url, self._committed)
 
     def _land(self) -> None:
-        mine: dict[str, Any] = {"error": ""}
+        mine: dict[str, Any] = {"error": "", "fatal": ""}
         try:
             self._arrived()
             pieces = [piece for file in self._files for piece in file.manifest()]
             mine |= {**self._manifest, "files": self._write(), "pieces": pieces}
         except Exception as error:  # the other ranks must learn of any error
-            mine["error"] = describe(error)
+            mine |= {"error": describe(error), "fatal": _fatal(error)}
         if self._mesh.world == 1:
             self._decide([mine])
             return
@@ -134,14 +137,15 @@ class CheckpointWriter:
             self._mesh.kv_delete(*map(self._letter, everyone), *self._read_by_all)
             self._decide(manifests)
         except Exception as error:  # as above
-            self.error, self.fatal = describe(error), isinstance(error, LeaseError)
+            self._fail(error)
         self._mesh.kv_set(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
 
     def _decide(self, manifests: Sequence[Mapping[str, Any]]) -> None:
         """On rank 0: commit when every rank has written its files."""
-        failed = [(rank, manifest["error"]) for rank, manifest in enumerate(manifests) if manifest["error"]]
+        failed = [(rank, manifest) for rank, manifest in enumerate(manifests) if manifest["error"]]
         if failed:
-            rank, error = failed[0]
+            rank, error = failed[0][0], failed[0][1]["error"]
+            self.fatal = next((manifest["fatal"] for _, manifest in failed if manifest["fatal"]), "")
             self.error = f"rank {rank}: {error}" if self._mesh.world > 1 else error
             self._remove(self.url)
             return
@@ -169,6 +173,9 @@ class CheckpointWriter:
             self._remove(self.url)
             raise
         self._committed = commit
+
+    def _fail(self, error: Exception) -> None:
+        self.error, self.fatal = describe(error), _fatal(error)
 
     def _remove(self, url: str) -> None:
         try:
@@ -260,7 +267,11 @@ class CheckpointWriter:
 
 
 def describe(error: Exception) -> str:
-    return str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {first_line(error)}"
+    return str(error) if isinstance(error, PreflightError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _fatal(error: Exception) -> str:
+    return next((kind.__name__ for kind in FATAL if isinstance(error, kind)), "")
 
 
 def _give_way() -> None:

@@ -23,7 +23,7 @@ from dtrain.data import Batch, Growing, Indices, Loading, Noted, Ordered, Paddin
 from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import _mix64, samples
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, note_source
 
 PERIOD = 100_000
 """The longest period: weights are rounded to parts of it."""
@@ -97,7 +97,11 @@ class Joined:
         parts, places = list[Batch](), list[NDArray[Any]]()
         for number in np.unique(owner).tolist():
             here = np.flatnonzero(owner == number)
-            parts.append(sources[number].take(index[here] - begins[number], epoch[here]))
+            try:
+                parts.append(sources[number].take(index[here] - begins[number], epoch[here]))
+            except Exception as error:
+                note_source(error, f"data.of.{[*self.of][number]}")
+                raise
             places.append(here)
         if len(parts) == 1:
             return parts[0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from dtrain.data import Indices
 from dtrain.data.collate import Sizes, check_entries, check_range, check_some, fixed_of, stack, tensors
 from dtrain.data.order import _mix64
-from dtrain.errors import WordsError, first_line
+from dtrain.errors import WordsError, first_line, note_sample
 from dtrain.lifecycle import loaders
 
 Inputs = int | str | Sequence[str]
@@ -59,13 +59,10 @@ class Samples:
         loaders.note(index)
         _seed(index, epoch)
         try:
-            sample = self.dataset[index]
-        except IndexError as error:
-            size = len(self.dataset)
-            raise IndexError(
-                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
-                f"must have samples 0 to {size - 1} ({error})"
-            ) from error
+            sample = self._read(index)
+        except Exception as error:
+            note_sample(error, f"{self.where(index)}, epoch {epoch}")
+            raise
         if self.transform:
             sample = self._transformed(self.transform, sample, index, epoch)
         if self.collate:
@@ -74,6 +71,16 @@ class Samples:
             return pick(sample, self.keys, HERE, optional=self.masks)
         except WordsError as error:
             raise self._at(index, error) from error
+
+    def _read(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except IndexError as error:
+            size = len(self.dataset)
+            raise IndexError(
+                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
+                f"must have samples 0 to {size - 1} ({error})"
+            ) from error
 
     def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any, Sizes]:
         """(inputs, targets, sizes): tensors or mappings of tensors, and the lengths of rows that were padded."""
@@ -142,8 +149,9 @@ class Samples:
         except Exception as error:
             code = traceback.extract_tb(error.__traceback__)[-1]
             raise WordsError(
-                f"data.transform fails for {self.where(index)} ({type(error).__name__}: {first_line(error)}, in "
-                f"{code.filename}:{code.lineno}). It is called with (sample, generator) and returns a sample."
+                f"data.transform fails for {self.where(index)}, epoch {epoch} ({type(error).__name__}: "
+                f"{first_line(error)}, in {code.filename}:{code.lineno}). It is called with "
+                "(sample, generator) and returns a sample."
             ) from error
 
 

@@ -25,7 +25,8 @@ from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
 from dtrain.data.replayed import Ended
 from dtrain.data.replayed import Streamed as Streamed
-from dtrain.errors import WordsError
+from dtrain.data.workers import LoaderError
+from dtrain.errors import DtrainError, WordsError, note_sample, sample_of
 from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
 
@@ -297,13 +298,28 @@ class Stream:
         try:
             return self._take(firsts, asked), None
         except Exception as error:
-            batches = list[Batch]()
+            batches, done = list[Batch](), 0
             with suppress(Exception):  # the same again
                 for first in firsts[:-1]:
                     batches += self._take([first])
+                    done += 1
+            self._note_sample(firsts[done:], error)
             if not batches:
                 raise
             return batches, error
+
+    def _note_sample(self, firsts: list[int], error: Exception) -> None:
+        """Note which sample of these steps an error is about: the first that fails alike when it is read alone."""
+        if self._replayed or sample_of(error) or isinstance(error, DtrainError | LoaderError):
+            return
+        for place in self._mine(firsts):
+            index, epoch = self._order(np.array([place]))
+            try:
+                self._source.take(index, epoch)
+            except Exception as again:
+                if type(again) is type(error):
+                    note_sample(error, f"sample {self._named(index)[0]}, epoch {epoch[0]}")
+                return
 
     def _take(self, firsts: list[int], asked: Callable[[], Batch] | None = None) -> list[Batch]:
         """This rank's samples of the steps that begin at these positions, on the CPU: all together, or those of each

@@ -23,6 +23,8 @@ from dtrain.tokenizer import shards
 from dtrain.tokenizer.blocks import Blocks, ShardTokens
 
 CACHE_SIZE = 10 << 30
+END, PLACE, PLACES = 1 << 16, 256, 256
+"""Tokens of an end of a file and of a place in it, and places, by which files are told apart."""
 TOGETHER = 4
 """Blocks in a stretch. Its last window goes on in a further one, which is read for it as well."""
 
@@ -180,7 +182,7 @@ class Tokens(Corpus):
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)
-        return tokenfile.mapped(file, url, self._dtype)
+        return tokenfile.opened(file, url, self._dtype)
 
 
 @final
@@ -210,10 +212,14 @@ def build(
 
 
 def _digest(arrays: Sequence[NDArray[Any]]) -> str:
-    """A digest of the sizes and both ends of every file, to tell corpora apart without reading them whole."""
+    """A digest of the sizes, of both ends and of places between them in every file, to tell corpora apart without
+    reading them whole.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{len(array)} {array.dtype}".encode())
-        digest.update(np.ascontiguousarray(array[:65536]).tobytes())
-        digest.update(np.ascontiguousarray(array[-65536:]).tobytes())
+        digest.update(np.ascontiguousarray(array[:END]).tobytes())
+        digest.update(np.ascontiguousarray(array[-END:]).tobytes())
+        for begin in np.linspace(0, max(0, len(array) - PLACE), PLACES).astype(np.int64).tolist():
+            digest.update(np.ascontiguousarray(array[begin : begin + PLACE]).tobytes())
     return digest.hexdigest()[:32]

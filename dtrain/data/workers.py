@@ -23,12 +23,16 @@ from torch import Tensor
 from dtrain.data import Indices, shared
 from dtrain.data.collate import tree
 from dtrain.errors import text_of
-from dtrain.lifecycle import loaders, signals
+from dtrain.lifecycle import bus_error, loaders, signals
 
 T = TypeVar("T")
 DEATH_SECONDS = 1.0
 """How long to wait for the exit code of a process that does not answer."""
 Read = Callable[[Indices, Indices], tuple[Any, ...]]
+
+
+class LoaderError(RuntimeError):
+    """A loading process died."""
 
 
 class Answer(Generic[T]):
@@ -44,7 +48,7 @@ class Answer(Generic[T]):
         self._workers = workers
 
     def __call__(self) -> T:
-        """The joined parts. Raises RuntimeError, with the sample and the signal, if a process died; else the first
+        """The joined parts. Raises LoaderError, with the sample and the signal, if a process died; else the first
         error of `read`.
         """
         self._workers.receive(self)
@@ -107,7 +111,7 @@ class Workers:
             except (EOFError, OSError):
                 self._dead = self._deaths()
         if self._dead:
-            answer.error = RuntimeError(self._dead)
+            answer.error = LoaderError(self._dead)
             return
         answer.error = next((part for part in parts if isinstance(part, BaseException)), None)
         if answer.error is None:
@@ -137,7 +141,9 @@ def _reading(pid: int) -> str:
 
 
 def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}" + f" ({bus_error.UNKNOWN})" * (code == -signal.SIGBUS)
 
 
 # in a loading process
@@ -173,5 +179,7 @@ def _sendable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        plain = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        plain.__notes__ = [*getattr(error, "__notes__", ())]
+        return plain
     return error

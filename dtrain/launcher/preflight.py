@@ -286,7 +286,7 @@ def _tokens(part: Part, files: Sequence[str]) -> str:
         return ""
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
 
-    arrays = [tokenfile.mapped(store.local_path(file), file, part["dtype"]) for file in files]
+    arrays = [tokenfile.opened(store.local_path(file), file, part["dtype"]) for file in files]
     return tokenfile.outside(arrays, part["vocab"], most=LOOKED_AT)
 
 

@@ -1,7 +1,7 @@
 """One run from its Plan on: its lease, the files that describe it, its ranks, and the report of a failure."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from dtrain.planned import Plan
 from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
-from dtrain.storage import attempts, lease, store
+from dtrain.storage import attempts, lease, leftovers, store
 
 NUMBERS = (
     "model", "adapter", "data", "objective", "optim", "schedule", "seed", "clip", "batch",
@@ -32,6 +32,8 @@ SOURCES = ("init", "fork")
 """Keys that name the run it began with."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Parts of those that do not."""
+FILES = ("config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "result.json", "failure.json")
+"""The files that a start writes at `out`."""
 LOOK_SECONDS = 5.0
 """Patience with storage before anything has begun."""
 
@@ -100,7 +102,10 @@ def _submit(plan: Plan, config: str, launcher: Detached) -> Result | None:
 
 
 def _describe(plan: Plan, config: str) -> None:
-    """Write config.yaml and plan.yaml, and remove the failure.json of an earlier start."""
+    """Write config.yaml and plan.yaml, and remove the failure.json of an earlier start, and what that had only begun to
+    write.
+    """
+    leftovers.remove_parts(plan.out, FILES)
     store.write(store.join(plan.out, "config.yaml"), config.encode())
     store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
     store.remove(store.join(plan.out, "failure.json"))
@@ -231,10 +236,21 @@ def _pairs(there: Mapping[str, Any], here: Mapping[str, Any], moved: Collection[
 
 
 def _first(there: Any, here: Any, other: Sequence[str], moved: Collection[str]) -> str:
-    """A sentence for the first argument that differs in a part of the plan; empty if it is not one value."""
-    for key in other:
-        if isinstance(here[key], dict) and isinstance(there.get(key), dict):
-            for name, pair in _pairs(there[key], here[key], moved).items():
-                if _differ(*pair, moved) and not any(isinstance(each, dict | list) for each in pair):
-                    return f"{key}.{name} is {cut(str(there[key][name]))} there, {cut(str(here[key][name]))} here. "
+    """A sentence for the first value that differs in a part of the plan; empty if there is none that both have."""
+    parts = (key for key in other if isinstance(here[key], dict) and isinstance(there.get(key), dict))
+    for name, one, two in (each for key in parts for each in _differences(key, there[key], here[key], moved)):
+        return f"{name} is {cut(str(one))} there, {cut(str(two))} here. "
     return ""
+
+
+def _differences(name: str, there: Any, here: Any, moved: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value there, value here) of each single value that differs."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key, pair in _pairs(there, here, moved).items():
+            if _differ(*pair, moved):
+                yield from _differences(f"{name}.{key}", there[key], here[key], moved)
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for index, pair in enumerate(zip(there, here, strict=True)):
+            yield from _differences(f"{name}[{index}]", *pair, moved)
+    elif there != here:
+        yield name, there, here

@@ -25,6 +25,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.cluster import visible
 from dtrain.errors import (
+    ChangedError,
     DtrainError,
     LeaseError,
     MovedError,
@@ -32,6 +33,7 @@ from dtrain.errors import (
     RankError,
     WordsError,
     first_line,
+    sample_of,
     text_of,
 )
 from dtrain.lifecycle import kernel_log
@@ -46,7 +48,7 @@ STEP = struct.Struct("<qqq")
 """step-<rank>: number of the step, position of its first sample, number of its samples (0 once the step is done)."""
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
-KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
+KIND_OF = {WordsError: "words", LeaseError: "words", ChangedError: "words", MovedError: "lost"}
 """dtrain's own errors -> the kinds that decide about a restart."""
 SILENT = "reported nothing"
 
@@ -91,6 +93,8 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     else:
         text, message, code = f"{type(error).__name__}: {text}".rstrip(": "), "".join(format_exception(error)), 1
         kind = kind_of(error, message)
+        if sample := sample_of(error):
+            text = f"{text.splitlines()[0]}, {sample}"
         if kind in ("error", "gpu") and (fault := fault_of(message)):
             text = f"{f'GPU {_gpu()}: ' * fault.broken}{text.splitlines()[0]} ({fault.meaning})"
     frames = list(walk_tb(error.__traceback__))

@@ -29,7 +29,7 @@ from dtrain.lifecycle.failure import (
 )
 from dtrain.lifecycle.signals import REPORT, asked, by_signal, install
 from dtrain.secrets import screen
-from dtrain.storage import lease, store
+from dtrain.storage import lease, leftovers, store
 
 GIVE_UP_SECONDS = 5.0
 """How long a process that gives up waits for storage."""
@@ -115,6 +115,21 @@ def remove_stale() -> None:
 
 
 @contextmanager
+def _shared(folder: Path) -> Iterator[None]:
+    """A context of each rank of this host that reports in a folder: the last one to leave removes it, and the folders
+    of earlier starts by the same launcher with it.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        with leftovers.in_use(folder):
+            yield
+    finally:
+        of_launcher = "-".join(folder.name.split("-")[:3])
+        for each in folder.parent.glob(f"{of_launcher}-*"):
+            leftovers.remove_unused(each)
+
+
+@contextmanager
 def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     """A context in which this process reports its own failure, using the reports of the other ranks on its host. Errors
     other than DtrainError become a RankError.
@@ -123,11 +138,18 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
     restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("MASTER_PORT", "")
     folder = Path(tempfile.gettempdir(), f"dtrain-{os.getuid()}-{siblings}-{restart}-{port}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for old in folder.iterdir():
-        kind, number, *_ = [*old.name.replace(".", "-").split("-"), ""]
-        if kind in KINDS and number == str(rank):
-            old.unlink()  # left by an earlier start from the same shell
+    with _shared(folder):
+        for old in folder.iterdir():
+            kind, number, *_ = [*old.name.replace(".", "-").split("-"), ""]
+            if kind in KINDS and number == str(rank):
+                old.unlink()  # left by an earlier start from the same shell
+        with _reporting(out, rank, folder):
+            yield
+
+
+@contextmanager
+def _reporting(out: str, rank: int, folder: Path) -> Iterator[None]:
+    """As `alone`, with a folder for reports."""
     os.environ[environment.REPORTS] = str(folder)
     _alone[:] = [out]
     log, before = kernel_log.KernelLog(), signal.getsignal(REPORT)
@@ -158,5 +180,3 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
         install({REPORT: before})
         _alone.clear()
         os.environ.pop(environment.REPORTS, None)
-        if "RANK" not in os.environ:  # else other ranks may read it
-            shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as groups
 
 from dtrain.errors import StoreError, text_of
-from dtrain.lifecycle import failure, loaders, recorder, stacks, unwatched
+from dtrain.lifecycle import bus_error, failure, loaders, recorder, stacks, unwatched
 from dtrain.lifecycle.root_cause import is_victim, kind_of
 from dtrain.lifecycle.signals import REPORT
 from dtrain.mesh import Mesh
@@ -34,6 +34,8 @@ of an evaluation, which may do so too.
 """
 CHECKS = 10
 """Number of checks within one timeout."""
+HANDLERS = 3
+"""Frames of the handler of SIGBUS on top of what it interrupted."""
 DATA = f"dtrain{os.sep}data{os.sep}"
 """A main thread in this folder is waiting for samples."""
 
@@ -124,8 +126,16 @@ class Watchdog:
         if is_watched or not enabled:
             faulthandler.enable(self._file)
             stack.callback(faulthandler.enable if enabled else faulthandler.disable)
+        stack.enter_context(bus_error.reported(self._bus_error))
         faulthandler.register(REPORT, file, all_threads=True, chain=True)
         stack.callback(faulthandler.unregister, REPORT)
+
+    def _bus_error(self, sentence: str, is_cut: bool) -> None:
+        """End this rank. A restart would read other samples from a file that was cut."""
+        frames = stacks.of_thread(threading.get_ident())[:-HANDLERS]
+        place: dict[str, Any] = {"where": stacks.own(frames), "stack": stacks.lines(frames)}
+        kind = "words" if is_cut else "error"
+        unwatched.give_up(self._folder, self._mesh.rank, sentence, kind=kind, **self._position(), **place)
 
     def _end(self, thread: threading.Thread) -> None:
         self._over = True

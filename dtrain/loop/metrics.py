@@ -105,6 +105,12 @@ class Log:
     def note(self, text: str) -> None:
         self._tell("note", secrets.masked(text))
 
+    def warn(self, text: str) -> None:
+        """Note what may cost a user rows or checkpoints: on standard error if there is no logger."""
+        self.note(text)
+        if self._mesh.rank == 0 and not self._loggers:
+            screen.complain(screen.on_one_line(secrets.masked(text)), begin="note: ")
+
     def caveat(self, text: str) -> None:
         """Report a caveat about this run: an event and a note."""
         self.event("caveat", text=text)
@@ -123,7 +129,9 @@ class Log:
         self._passed_over = checkpoint.passed_over
         missing = step - state.first - self.back(step) if self._rows is not None else 0
         if missing:
-            self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
+            text = f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done"
+            self.event("caveat", text=text)
+            self.warn(text)
         if environment.RESTART_REASON in os.environ:
             self.event("restarted", reason=os.environ[environment.RESTART_REASON])
         for sentence in checkpoint.damaged:
@@ -134,7 +142,7 @@ class Log:
             f"{short(parameters)} parameters on {self._mesh.world} rank(s)"
             + (f", going on after step {step}" if step else "")
         )
-        for sentence in caveats:
+        for sentence in (*caveats, *state.notes):
             self.caveat(sentence)
 
     def begin(self, objective: Objective, slowdown: Slowdown) -> None:
@@ -235,7 +243,7 @@ class Log:
             facts = {name: value for name, value in vars(one).items() if value is not None and name != "kind"}
             self.event("save_failed" if one.kind == "failed" else one.kind, **facts)
             if one.kind == "failed":
-                self.note(f"the save of step {one.step} failed, training goes on: {one.error}")
+                self.warn(f"the save of step {one.step} failed, training goes on: {one.error}")
         self._warn()
 
     def durable(self) -> None:
@@ -316,7 +324,8 @@ class Log:
         for journal in self._journals:
             warnings, journal.warnings = journal.warnings, []
             for text in warnings:
-                self.caveat(text)
+                self.event("caveat", text=text)
+                self.warn(text)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call the loggers. One that fails is named once and left out; training goes on."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
-from dtrain.storage import hubrows, parquetfile, rowindex, store
+from dtrain.storage import hubrows, mapped, parquetfile, rowindex, store
 from dtrain.storage.rowindex import Columns, Indices
 
 LARGEST = 1 << 26
@@ -94,7 +94,7 @@ class ArrowFile:
         arrow = parquetfile.library("an Arrow file")
         file = store.local_path(self.url) if store.is_local(self.url) else Path(f"{stem}.copy")
         try:
-            return arrow.ipc.open_stream(arrow.memory_map(str(file))).read_all()
+            return arrow.ipc.open_stream(arrow.memory_map(str(mapped.note(file)))).read_all()
         except (arrow.ArrowException, OSError) as error:
             raise PreflightError(f"data.path={self.url}: this is no whole Arrow file: {first_line(error)}") from None
 

@@ -6,6 +6,7 @@ Durable means that it survives a power cut: the bytes of a file after `fsync`, i
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -112,19 +113,27 @@ def create(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
     """A new file with durable bytes; its name is durable after a sync of the folder. What was begun and failed is
     removed. Raises FileExistsError.
     """
+    os.close(_created(disk, path, parts))
+
+
+def _created(disk: Disk, path: Path, parts: Sequence[Buffer]) -> int:
+    """As `create`: the descriptor of the file, which is locked for as long as it is open."""
     descriptor = disk.create(path)
     try:
+        with contextlib.suppress(OSError):  # a filesystem without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for part in parts:
             view = memoryview(part)
             left = view.cast("B") if view.nbytes else view
             while left.nbytes:
                 left = left[disk.write(descriptor, left) :]
         disk.fsync(descriptor)
-    except OSError:
-        disk.unlink(path)
-        raise
-    finally:
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            disk.unlink(path)
+        raise
+    return descriptor
 
 
 def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None], *, parents: bool = True) -> None:
@@ -134,7 +143,7 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
     if parents:
         makedirs(disk, path.parent)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    create(disk, part, [data])
+    descriptor = _created(disk, part, [data])
     try:
         put(part, path)
     except OSError as error:
@@ -142,6 +151,7 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
             raise
         create(disk, path, [data])
     finally:
+        os.close(descriptor)
         if part.exists():
             disk.unlink(part)
     disk.sync(path.parent)

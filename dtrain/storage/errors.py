@@ -52,6 +52,11 @@ NAMES = {
 """By the name of the class or one of its bases, because no client is imported here: aiohttp, botocore, azure-core,
 google-auth, requests, Python.
 """
+UNREACHED = {
+    "ConnectionRefusedError", "gaierror", "EndpointConnectionError", "ConnectTimeoutError", "ClientConnectorError",
+    "ServiceRequestError", "NewConnectionError", "ConnectTimeout",
+}  # fmt: skip
+"""Classes of errors with which no connection was made, as NAMES."""
 EXTRA = {"s3": "s3", "gs": "gcs", "az": "azure", "http": "http", "https": "http", "hf": "hf"}
 """Scheme -> what to install for it: pip install 'dtrain[...]'."""
 VARIABLES = {
@@ -77,13 +82,16 @@ class Cause(NamedTuple):
     """As in `StoreError.kind`."""
     sentence: str
     hint: str
+    reached: bool = True
+    """Whether there was a connection, or none is needed."""
 
 
 def explain(error: BaseException, url: str) -> Cause:
     """Why an operation on `url` failed, with known secrets masked."""
     scheme = url.split("://")[0] if "://" in url else "disk"
     extra, text = EXTRA.get(SAME.get(scheme, scheme), ""), _words(error)
-    kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
+    chain = [*_chain(error)]
+    kind = next((kind for one in chain if (kind := _kind(one))), "other")
     # on the web, FileNotFoundError may also hide a failed connection
     is_answer = extra != "http" or any(404 in _statuses(one) for one in _chain(error))
     if kind == "missing" and is_answer and not isinstance(error, NotADirectoryError):
@@ -97,7 +105,8 @@ def explain(error: BaseException, url: str) -> Cause:
         hints["busy"] = "Is the network there, and the endpoint right?"
     if scheme != "disk" and not any(isinstance(one, NotPublicError) for one in _chain(error)):
         hints["denied"] = f"Check {VARIABLES.get(extra, 'the credentials')} or out_options"
-    return Cause(kind, text, next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, "")))
+    hint = next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, ""))
+    return Cause(kind, text, hint, not any(UNREACHED & {base.__name__ for base in type(one).__mro__} for one in chain))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

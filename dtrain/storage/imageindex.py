@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain.errors import PreflightError, StoreError
+from dtrain.errors import ChangedError, PreflightError, StoreError
 from dtrain.storage import caching, rowindex, store
 from dtrain.storage.imagefiles import (
     SUFFIXES,
@@ -93,7 +93,7 @@ class Images:
             raise PreflightError(f"data.path: {shown(url)} cannot be read any more: {_why(error)}.") from None
         if len(data) != size:
             rowindex.forget(self.facts["stem"])
-            raise PreflightError(
+            raise ChangedError(
                 f"data.path: {shown(url)} changed since its index was made. Leave the files as they are while a run "
                 "reads them, and start again."
             )

@@ -33,6 +33,8 @@ from dtrain.storage.attempts import highest_lease
 CLOCK = Kind("a time", lambda value: type(value) in (int, float) and 0 <= value < 1e11)
 FILE = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
 RENEW_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 30.0, 1.0
+LISTED_SECONDS = 60.0
+"""How long a storage may take to list a file."""
 END_SECONDS = 10.0
 """Time in which a run that lost its lease should end by itself."""
 
@@ -42,6 +44,10 @@ SHAPE = {
     "place": TEXT,
     "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
 }  # fmt: skip
+GONE: Record = {"state": "released"}
+"""In place of the record of a lease that is listed and no more there."""
+TRIES = 20
+"""How often another process may be quicker."""
 _leases: dict[str, tuple[str, int, Record]] = {}
 """The leases of this process, by id: place, number and contents of the file."""
 
@@ -157,6 +163,7 @@ def _claim(out: str, key: str) -> tuple[int, Record]:
     """
     since, saved = time.monotonic(), highest_lease(out)
     seen: tuple[int, Record] = (0, {})
+    tries = 0
     while True:
         token, there = _newest(out)
         stale = (token, there) == seen and time.monotonic() - since > STALE_SECONDS
@@ -164,12 +171,21 @@ def _claim(out: str, key: str) -> tuple[int, Record]:
         if not token or there.get("state") == "released" or stale or _gone(there):
             mine, number = _record(), max(token, saved) + 1
             if _create(out, number, mine):
+                _await_listing(out, number, key)
                 for old in _tokens(out):
                     if old <= token:
                         store.remove(_url(out, old))
                 if token and there.get("state") != "released":
                     screen.complain(f"took over {out} from {_who(there)}: it ended without giving it back.")
                 return number, mine
+            tries += 1
+            if tries > TRIES:
+                raise LeaseError(
+                    f"{key}={out}: no lease can be taken: {tries} times another process had it a moment before, or the "
+                    f"storage does not give what it has. Look at {store.join(out, 'lease')}, or type {key}=<another "
+                    "place>."
+                )
+            time.sleep(LOOK_SECONDS if tries > 1 else 0)
         elif alive:
             raise LeaseError(
                 f"{key}={out} is being written by another run: {_who(there)}, last renewed "
@@ -195,28 +211,59 @@ def _create(out: str, token: int, record: Record) -> bool:
         if error.kind == "exists":
             return False
         raise
-    newest, there = _newest(out)
+    newest, there = _newest(out, token)
     if newest > token:
         store.remove(_url(out, token))
     return newest == token and there.get("id") == record["id"]  # without exclusive create, the last writer wins
 
 
-def _newest(out: str) -> tuple[int, Record]:
-    """The highest lease number and the record in its file, which is empty if the file is damaged; 0 if there is no
-    lease.
+def _await_listing(out: str, token: int, key: str) -> None:
+    """Wait until our lease is listed, and so whatever earlier runs have written. Raises LeaseError if that takes too
+    long.
     """
-    token = max(_tokens(out), default=0)
-    if not token:
-        return 0, {}
+    begin, is_told = time.monotonic(), False
+    while token not in _tokens(out):
+        waited = time.monotonic() - begin
+        if waited > LISTED_SECONDS:
+            store.remove(_url(out, token))
+            raise LeaseError(
+                f"{key}={out}: its storage does not list a file that was written {waited:.0f} s ago, and checkpoints "
+                f"are found by listing. Type {key}=<a place whose listings are current>."
+            )
+        if waited > LOOK_SECONDS and not is_told:
+            is_told = True
+            screen.complain(
+                f"{out} is storage that lists files late; waiting for up to {LISTED_SECONDS:.0f} s, so that no "
+                "checkpoint is overlooked.",
+                begin="note: ",
+            )
+        time.sleep(LOOK_SECONDS / 4)
+
+
+def _newest(out: str, known: int = 0) -> tuple[int, Record]:
+    """The highest lease number and the record in its file, which is empty if the file is damaged; 0 if there is no
+    lease. `known`: a number that exists. Other storage may list late, so files with the next numbers are looked for.
+    """
+    token = max(known, max(_tokens(out), default=0))
+    there = _read(out, token) if token else None
+    while not store.is_local(out) and (later := _read(out, token + 1)) is not None:
+        token, there = token + 1, later
+    if there is None and token and store.is_local(out):  # removed since the listing
+        return _newest(out)
+    return token, GONE if there is None and token else there or {}
+
+
+def _read(out: str, token: int) -> Record | None:
+    """The record of a lease, empty if it is damaged; None if there is none."""
     try:
         record = json.loads(store.read(_url(out, token)))
-        return token, {} if fault(record, SHAPE) else record
+        return {} if fault(record, SHAPE) else record
     except (ValueError, RecursionError):
-        return token, {}
+        return {}
     except StoreError as error:
-        if error.kind == "missing":  # removed since the listing
-            return _newest(out)
-        raise
+        if error.kind != "missing":
+            raise
+        return None
 
 
 def _tokens(out: str) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import jsonarray, plaintext, rowindex, store
+from dtrain.storage import jsonarray, mapped, plaintext, rowindex, store
 from dtrain.storage.lineforms import LONGEST, Format, Separated, are_numbers, no_names
 from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn
 from dtrain.storage.packed import PACKED
@@ -26,6 +26,8 @@ CHUNK = 1 << 22
 HEAD = 1 << 20
 """Bytes of each end of a file that are looked at before the launch, or more for a longer first row."""
 LINE = b"\n"
+SPOT, SPOTS = 4096, 64
+"""Bytes of a place in a file and places by which one that has grown is known again."""
 TOGETHER = 4096
 """Rows that are parsed at once, where that is possible."""
 
@@ -88,6 +90,8 @@ class LineFile:
     alone: str = ""
     facts: Mapping[str, Any] = field(init=False)
     _stem: Path = field(init=False)
+    _grown: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    """Later fingerprints of the file, after rows were added."""
 
     def __post_init__(self) -> None:
         beside = [".npy"] if store.is_local(self.url) else [".npy", ".copy"]
@@ -128,11 +132,31 @@ class LineFile:
         return f"line {_lines(self._file(self._stem), int(self._offsets[row, 0])) + 1}"
 
     def _rows(self, index: Indices) -> Iterator[Mapping[str, Any]]:
+        places = self._spots  # of the file as it was first
         if store.is_local(self.url):
-            rowindex.unchanged(self.url, self.facts["fingerprint"])
+            self._check(places)
         names = self.facts["names"]
         for begin, end in self._offsets[index].tolist():
             yield self.form.parse(self._bytes[begin:end], names)
+
+    def _check(self, spots: bytes) -> None:
+        """Raises ChangedError unless the file is that of the index, or has this at its `spots` and is longer."""
+        now = store.fingerprint(self.url)
+        if now == self.facts["fingerprint"] or now in self._grown:
+            return
+        if store.size(self.url) <= len(self._bytes) or self._look() != spots:
+            rowindex.unchanged(self.url, self.facts["fingerprint"])
+        self._grown.add(now)
+
+    @cached_property
+    def _spots(self) -> bytes:
+        return self._look()
+
+    def _look(self) -> bytes:
+        """Some bytes of the rows, evenly spread, with both ends."""
+        end = int(self._offsets[-1, 1]) if self.facts["sizes"][0] else 0
+        begins = np.linspace(0, max(0, end - SPOT), SPOTS).astype(np.int64).tolist()
+        return b"".join(self._bytes[begin : min(end, begin + SPOT)] for begin in begins)
 
     def _finished(self, digest: Any) -> str:
         """The digest of the bytes and of how they are read."""
@@ -152,7 +176,7 @@ class LineFile:
 
     @cached_property
     def _bytes(self) -> Any:
-        with self._file(self._stem).open("rb") as file:
+        with mapped.note(self._file(self._stem), grows=True).open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.facts["sizes"][0] else b""
 
     def _file(self, stem: Path) -> Path:

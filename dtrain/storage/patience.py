@@ -11,15 +11,21 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, TypeVar
 
+from dtrain import secrets
 from dtrain.config import environment
 from dtrain.errors import StoreError
+from dtrain.secrets import screen
 from dtrain.storage.clients import client, is_local, local_path
 from dtrain.storage.errors import explain
 
 T = TypeVar("T")
 
-PATIENCE = float(os.environ.get(environment.PATIENCE, "60"))
-"""Seconds for which an operation is retried."""
+PATIENCE = UNREACHED = float(os.environ.get(environment.PATIENCE, "60"))
+"""Seconds for which an operation is retried; and where no connection can be made."""
+ANSWER_SECONDS = 5.0
+"""The latter at the start of a run, where a person waits who may have typed a wrong address."""
+TELL_SECONDS = 10.0
+"""After which a user is told that an operation is retried."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 """Seconds. Each wait is random between zero and a bound that doubles, so that ranks that failed together do not all
 retry at the same moment.
@@ -29,12 +35,25 @@ retry at the same moment.
 @contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
     """Set how long the whole process retries inside this context: short where a person waits for the answer."""
-    global PATIENCE
-    before, PATIENCE = PATIENCE, seconds
+    with _limits(seconds, seconds):
+        yield
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """A context before a run begins: as patient as the run, but where nothing answers unless the user set that too."""
+    with _limits(PATIENCE, PATIENCE if environment.PATIENCE in os.environ else min(PATIENCE, ANSWER_SECONDS)):
+        yield
+
+
+@contextlib.contextmanager
+def _limits(answered: float, unreached: float) -> Iterator[None]:
+    global PATIENCE, UNREACHED
+    before, (PATIENCE, UNREACHED) = (PATIENCE, UNREACHED), (answered, unreached)
     try:
         yield
     finally:
-        PATIENCE = before
+        PATIENCE, UNREACHED = before
 
 
 def on_disk(operation: str, url: str, act: Callable[[Path], T]) -> T:
@@ -53,16 +72,24 @@ def elsewhere(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
 
 
 def _try(operation: str, url: str, act: Callable[[], T]) -> T:
-    begin = time.monotonic()
+    begin, is_told = time.monotonic(), False
     for tries in itertools.count(1):
         try:
             return act()
         except Exception as error:  # each filesystem has its own exceptions; the user gets one line
             cause = explain(error, url)
         wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
-        passed = time.monotonic() - begin
-        if cause.kind != "busy" or passed + wait > PATIENCE:
+        passed, limit = time.monotonic() - begin, PATIENCE if cause.reached else UNREACHED
+        if cause.kind != "busy" or passed + wait > limit:
             break
+        if passed > TELL_SECONDS and not is_told:
+            is_told = True
+            _tell(f"cannot {operation} {url} so far: {cause.sentence}. It is tried for {limit - passed:.0f} s more")
         time.sleep(wait)
     tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
     raise StoreError.during(operation, url, cause.sentence + tried, cause.hint, cause.kind)
+
+
+def _tell(sentence: str) -> None:
+    """Say on standard error that storage is waited for, with the variable that sets for how long."""
+    screen.complain(screen.on_one_line(secrets.masked(f"{sentence} ({environment.PATIENCE}).")), begin="note: ")

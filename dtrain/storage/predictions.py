@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrain.errors import StoreError, WordsError
 from dtrain.secrets.as_json import clean
-from dtrain.storage import store
+from dtrain.storage import leftovers, store
 from dtrain.storage.parquetfile import library
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -59,7 +59,11 @@ class Predictions:
         `look`, StoreError.
         """
         state = self.look(facts)
+        for url in (self.to.rstrip("/"), self._record):
+            folder, _, name = url.rpartition("/")
+            leftovers.remove_parts(folder or ".", [name])
         if state == "done":
+            self._remove_parts()  # whoever wrote it was killed before
             return None
         if state == "new":
             self._write(facts, done=False)
@@ -76,6 +80,9 @@ class Predictions:
             urls = [store.join(self._parts, self._name(number)) for number in range(parts)]
             store.write(self.to, self._joined(urls))
         self._write(facts, done=True)
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
         if not self._folder:
             store.remove(self._parts)
 

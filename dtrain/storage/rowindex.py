@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain import secrets
-from dtrain.errors import PreflightError, StoreError, WordsError, nearest
+from dtrain.errors import ChangedError, StoreError, WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage import caching, store
 
@@ -142,9 +142,9 @@ def telling(sentence: str) -> Iterator[None]:
 
 
 def unchanged(url: str, fingerprint: str) -> None:
-    """Raises PreflightError if the file at `url` is another than its index says."""
+    """Raises ChangedError if the file at `url` is another than its index says."""
     if store.fingerprint(url) != fingerprint:
-        raise PreflightError(
+        raise ChangedError(
             f"data.path={url} changed since its index was made. Leave the file as it is while a run reads it, and "
             "start again."
         )

@@ -17,13 +17,13 @@ from dtrain.errors import StoreError
 from dtrain.storage.clients import anchored, client, connect, is_local, is_object_store, local_path, use
 from dtrain.storage.disk import Buffer, Disk, a_file, create, makedirs, place, with_room
 from dtrain.storage.disk import remove as remove_local
-from dtrain.storage.patience import elsewhere, on_disk, patience
+from dtrain.storage.patience import elsewhere, on_disk, patience, starting
 
 __all__ = [
     "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find",
     "fingerprint", "folders", "fsync", "is_local", "join", "local_path", "opened", "parts", "patience", "probe",
-    "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
-    "use", "write",
+    "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "starting", "sync_folder", "tree",
+    "upload", "use", "write",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import StoreError
-from dtrain.storage import disk
+from dtrain.storage import disk, mapped
 
 KINDS = ("uint8", "uint16", "uint32")
 CHUNK = 1 << 22
 """Tokens checked at once."""
 
 
-def mapped(file: Path, url: str, dtype: str) -> NDArray[Any]:
-    """The tokens in `file`, which was read from `url`; `dtype` is the type of a .bin file's tokens. Raises StoreError
-    if it has none.
+def opened(file: Path, url: str, dtype: str) -> NDArray[Any]:
+    """The tokens in `file`, memory-mapped, which was read from `url`; `dtype` is the type of a .bin file's tokens.
+    Raises StoreError if it has none.
     """
     try:
-        disk.a_file(file)
+        mapped.note(disk.a_file(file))
         array: NDArray[Any] = (
             np.load(file, mmap_mode="r", allow_pickle=False)
             if file.suffix == ".npy"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, StoreError
-from dtrain.storage import store
+from dtrain.storage import mapped, store
 from dtrain.tokenizer.shards import MANIFEST, Manifest, block_digest
 
 IN_MEMORY = 16
@@ -91,7 +91,7 @@ class Blocks:
         if shard not in self._files:
             url = self.manifest.url(self.manifest.shards[shard])
             try:
-                self._files[shard] = np.memmap(store.local_path(url), self._kind, "r")
+                self._files[shard] = np.memmap(mapped.note(store.local_path(url)), self._kind, "r")
             except (OSError, ValueError) as error:
                 raise StoreError.during("read tokens of", url, getattr(error, "strerror", None) or error) from error
         block = self._files[shard][number * self.tokens : (number + 1) * self.tokens]

@@ -182,7 +182,7 @@ def _take_part(
         leader.prepare()
     elif not store.is_local(root):
         zygote.begin()  # a client of that storage starts threads
-    with store.patience(LOOK_SECONDS):
+    with store.starting():
         preflight.check(replace(plan, out=root, launcher=nodes.launcher if nodes else plan.launcher), of_sweep=True)
     looks_for = _describe(requests, judged, begin=begin)
     every = folder.placed(root, {job.digest: job for each in judged for job in each.jobs}.values())

@@ -16,7 +16,7 @@ from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
-from dtrain.launcher.run import LOOK_SECONDS, finished
+from dtrain.launcher.run import finished
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
 from dtrain.predict import formulas, reference, report
@@ -74,7 +74,7 @@ def one(config: Config) -> Result:
 
         requires.check(config, cluster)
         build(plan.launcher).describe(plan)  # it refuses words before anything is written
-        with store.patience(LOOK_SECONDS):
+        with store.starting():
             preflight.check(plan)
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
         say_left_out(config)

@@ -1,11 +1,13 @@
 """What stays and what goes; and that nothing goes before something newer stands."""
 
+import threading
 from pathlib import Path
 
 import pytest
 from checkpoint.test_commit import attempt
 
 from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint import retention
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.errors import LeaseError, StoreError
 from dtrain.storage import lease, store
@@ -142,3 +144,18 @@ def test_whoever_lost_the_lease_removes_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(LeaseError):
         Retention(str(tmp_path), Policy(10, 1)).apply(30)
     assert kept(tmp_path) == [10, 20, 30]
+
+
+def test_many_checkpoints_go_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a smaller `keep`: one after the other, a short run would end long before they are gone."""
+    for step in range(10, 410, 10):
+        attempt(tmp_path, step, NAME)
+    together, remove = threading.Barrier(4), retention.remove
+
+    def removes_with_others(url: str) -> None:
+        together.wait(60)
+        remove(url)
+
+    monkeypatch.setattr(retention, "remove", removes_with_others)
+    Retention(str(tmp_path), Policy(10, 4)).apply(400)
+    assert kept(tmp_path) == [370, 380, 390, 400]

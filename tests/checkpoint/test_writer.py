@@ -18,9 +18,9 @@ from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.retention import Retention
 from dtrain.checkpoint.sharded import Sharded
 from dtrain.checkpoint.writer import SaveResult
-from dtrain.errors import LeaseError, StoreError, WordsError
+from dtrain.errors import ChangedError, LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
-from dtrain.storage import lease, patience, store
+from dtrain.storage import lease, mapped, patience, store
 from dtrain.storage.attempts import Attempt, listed
 
 FSDP = STRATEGIES["fsdp"]
@@ -403,3 +403,24 @@ def test_what_could_not_be_read_is_not_committed(tmp_path: Path) -> None:
         assert last(checkpoint).kind == "committed"
 
     on_mesh(work, dp_shard=2)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_file_of_samples_that_changes_on_one_rank_ends_all_before_the_commit(tmp_path: Path, failing: int) -> None:
+    def work(mesh: Mesh) -> None:
+        path = tmp_path / f"tokens-{mesh.rank}"
+        path.write_bytes(bytes(10))
+        with sharded(mesh, tmp_path / "out") as checkpoint:
+            mapped.note(path)
+            state = state_on(mesh, FSDP)
+            checkpoint.save(state)
+            checkpoint.wait()
+            if mesh.rank == failing:
+                path.write_bytes(bytes(20))
+            state.step += 1
+            checkpoint.save(state)
+            with pytest.raises(ChangedError, match=f"rank {failing}: .*tokens-{failing} was extended"):
+                checkpoint.wait()
+
+    on_mesh(work, dp_shard=2)
+    assert kept(tmp_path / "out") == [2]

@@ -273,7 +273,7 @@ def _fails(sample: Any, generator: Any) -> Any:
     ("transform", "sentence"),
     [
         (lambda sample: sample, r"data.transform: .*lambda>\(sample\) cannot be called with \(sample, generator\)"),
-        (_fails, r"data.transform fails for sample 2 \(ValueError: no twos, in .*test_dataset.py:\d+\)"),
+        (_fails, r"data.transform fails for sample 2, epoch 0 \(ValueError: no twos, in .*test_dataset.py:\d+\)"),
         (lambda sample, generator: None, "data.transform: what it returns for sample 2 is None, without a target"),
         (
             lambda sample, generator: (sample[0], "a"),

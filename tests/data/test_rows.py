@@ -275,7 +275,9 @@ def test_lines_of_json_may_begin_with_a_byte_order_mark(source: Any, tmp_path: P
 def test_a_transform_that_fails_is_told_with_the_file_and_line(source: Any) -> None:
     made = source("jsonl", transform=lambda sample, generator: 1 / 0)
     index = made.original(np.array([3]))
-    with pytest.raises(DtrainError, match=rf"data.transform fails for .*rows.jsonl, line {index[0] + 1} \(ZeroDiv"):
+    with pytest.raises(
+        DtrainError, match=rf"data.transform fails for .*rows.jsonl, line {index[0] + 1}, epoch 0 \(ZeroDiv"
+    ):
         made.take(np.array([3]), np.array([0]))
 
 

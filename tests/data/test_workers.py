@@ -66,7 +66,7 @@ def test_what_a_loading_process_raises_is_placed_at_the_line_of_the_users_code()
             with pytest.raises(Exception) as raised:
                 take(source, [source.original(np.arange(20)).tolist().index(sample)])
             facts = failure.facts_of(raised.value, 0)
-            assert facts["error"].endswith(message)
+            assert facts["error"].endswith(f"{message}, reading sample {sample}, epoch 0")
             assert facts["where"].endswith("in __getitem__")
             assert "test_workers.py:" in facts["where"]
             assert message in facts["message"]

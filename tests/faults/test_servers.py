@@ -38,3 +38,20 @@ def test_a_run_on_a_server_that_fails_equals_the_untouched_one(
         done = survive(WORDS, tmp_path / "run", url=url, kills=2, seed=1, targets={"rank": 1})
     assert done == {"rank": 2}
     assert ranks(1, leavings, url) == [untouched]
+
+
+@pytest.mark.parametrize("trouble", ["30% of 500s", "listings 8 s old"])
+def test_a_run_whose_server_is_in_trouble_from_the_first_request_equals_the_untouched_one(
+    trouble: str, s3_server: Server, tmp_path: Path, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{s3_server.url}/{tmp_path.name}"
+    proxy = s3_server.failing(share=0.3, kinds=["500"]) if "500" in trouble else s3_server.listing_late(8)
+    with proxy as port, monkeypatch.context() as patch:
+        for name, value in s3_server.environment(port).items():
+            patch.setenv(name, value)
+        for steps in (
+            "stop_after=40",
+            "stop_after=null",
+        ):  # the second start must see what the first has saved a moment before
+            survive([*WORDS, steps], tmp_path / "run", url=url, kills=0, seed=1)
+    assert ranks(1, leavings, url) == [untouched]

@@ -29,7 +29,7 @@ REFUSAL = (
 PLAN = (*REFUSAL, "dtrain.result", *of("launcher", "local"))
 TRAINING = (
     *PLAN, *of("launcher", "*"), *of("lifecycle", "*"), "dtrain.cluster.network", *of("verb", "train"),
-    *of("storage", "attempts", "caching", "lease"), "_sysconfigdata_*",
+    *of("storage", "attempts", "caching", "lease", "leftovers"), "_sysconfigdata_*",
 )  # fmt: skip
 """A run imports its launcher before its words are read, as they are nearly always right."""
 CASES = {

@@ -1,5 +1,6 @@
 """One rank, in this very process."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,27 @@ def test_another_run_to_begin_with_is_another_run_wherever_it_lies(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("word", "difference"),
+    [
+        ("optim.betas=[0.9,0.99]", "optim.betas[1] is 0.95 there, 0.99 here."),
+        ("optim.lr_of={layers.0.weight: 0.5}", "optim.lr_of.layers.0.weight is 0.1 there, 0.5 here."),
+        (
+            "model.freeze=[layers.0.*,layers.1.*]",
+            "model.freeze is ['layers.0.*'] there, ['layers.0.*', 'layers.1.*'] here.",
+        ),
+    ],
+)
+def test_the_value_that_differs_is_shown(word: str, difference: str, tmp_path: Path) -> None:
+    words = ["steps=2", "optim.lr_of={layers.0.weight: 0.1}", "model.freeze=[layers.0.*]"]
+    plan = plan_of(tmp_path, *words)
+    (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
+    (tmp_path / "plan.yaml").write_text(plan.document())
+    with pytest.raises(WordsError) as raised:
+        finished(plan_of(tmp_path, *words, word))
+    assert difference in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("word", "goes_on"), [("optim.lr=0.5", True), ("schedule=constant", True), ("optim=sgd", False), ("seed=3", False)]
 )
 def test_a_run_with_other_values_is_begun_elsewhere_from_what_is_there(
@@ -94,3 +116,29 @@ def test_a_run_with_other_values_is_begun_elsewhere_from_what_is_there(
     with pytest.raises(WordsError) as raised:
         finished(plan_of(out, "steps=2", word))
     assert f"'init={out}" in str(raised.value) and (f"'fork={out}" in str(raised.value)) == goes_on
+
+
+def test_an_average_that_comes_or_goes_at_a_resume_is_told(tmp_path: Path) -> None:
+    def caveats() -> list[str]:
+        events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        return [event["text"] for event in events if event["event"] == "caveat"]
+
+    run(plan_of(tmp_path, "steps=2"), "")
+    assert caveats() == []
+    run(plan_of(tmp_path, "steps=4", "ema=0.9"), "")
+    assert caveats() == ["ema: the checkpoint of step 2 has no average of the weights, so it begins there"]
+    run(plan_of(tmp_path, "steps=6", "ema=0.9"), "")
+    assert len(caveats()) == 1
+    run(plan_of(tmp_path, "steps=8"), "")
+    assert caveats()[1:] == [
+        "ema: the checkpoint of step 6 has an average of the weights, which is dropped. Type ema=<its decay> to go on with it"
+    ]
+
+
+def test_rows_that_were_removed_between_starts_are_told_without_a_logger_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(plan_of(tmp_path, "steps=4"), "")
+    (tmp_path / "metrics.jsonl").unlink()
+    run(plan_of(tmp_path, "steps=6"), "")
+    assert "note: metrics.jsonl lacks the rows of 4 of the 4 steps that are done" in capsys.readouterr().err

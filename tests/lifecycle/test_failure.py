@@ -190,3 +190,18 @@ def test_a_full_folder_for_temporary_files_hides_no_error(tmp_path: Path) -> Non
     ((paragraph, saved),) = ranks(1, failing, tmp_path / "tmp")
     assert saved == "ValueError: my own error"
     assert "rank 0 failed" in paragraph and saved in paragraph
+
+
+def test_the_last_rank_to_leave_removes_the_folder_for_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what an earlier start of the same launcher left, whose ranks were killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = tmp_path / f"dtrain-{os.getuid()}-{os.getppid()}-0-"
+    before.mkdir()
+    with unwatched.alone(str(tmp_path / "out"), 0):
+        with unwatched.alone(str(tmp_path / "out"), 1):
+            assert len(list(tmp_path.glob("dtrain-*"))) == 2
+        (folder,) = tmp_path.glob("dtrain-*")
+        assert folder != before and (folder / "began-0.json").exists()
+    assert not list(tmp_path.glob("dtrain-*"))

@@ -370,3 +370,62 @@ def test_on_object_storage_one_wins(server: Server, faults: float, races: int) -
     with server.failing(share=faults, kinds=("503", "cut", "lost")) as port:
         for pair in zip(*ranks(2, on_a_server, url, races, server.options(port) if faults else None), strict=True):
             assert sorted(pair) == ["refused", "won"]
+
+
+class Late:
+    """A storage that lists a file `after` so many listings, or never."""
+
+    def __init__(self, after: float) -> None:
+        self.after, self.seen, self.children = after, dict[str, int](), store.children
+
+    def __call__(self, url: str) -> list[str]:
+        there = self.children(url)
+        for name in there:
+            self.seen[name] = self.seen.get(name, 0) + 1
+        return [name for name in there if self.seen[name] > self.after]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[str]:
+    url = f"memory://{tmp_path.name}"
+    yield url
+    store.remove(url)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lease_is_taken_on_storage_that_lists_late(
+    memory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By create-only files: once, with no other number, and what it wrote before is listed when the run begins."""
+    late = Late(after=6)
+    monkeypatch.setattr(store, "children", late)
+    for number in (1, 2, 3):
+        with lease.hold(memory) as token:
+            assert token == number
+            assert late.seen[f"{token:08d}.json"] > 6
+            lease.verify(memory)
+            with pytest.raises(LeaseError, match="is being written by another run"), lease.hold(memory):
+                pass
+    assert "took over" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_storage_that_never_lists_is_refused_with_a_sentence(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LISTED_SECONDS", 0.1)
+    monkeypatch.setattr(store, "children", Late(after=float("inf")))
+    with (
+        pytest.raises(LeaseError, match=r"does not list a file that was written .* Type out=<a place"),
+        lease.hold(memory),
+    ):
+        pass
+    monkeypatch.undo()
+    assert store.children(store.join(memory, "lease")) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lease_that_is_listed_after_it_was_removed_is_no_lease(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, children = plant(memory, 7, ELSEWHERE), store.children
+    store.remove(url)
+    monkeypatch.setattr(store, "children", lambda folder: [*children(folder), "00000007.json"])
+    with lease.hold(memory) as token:
+        assert token == 8

@@ -273,10 +273,11 @@ class Rounds:
             lines = [f"{host}: {line}" for host, (_, text) in self._unfit.items() for line in text.splitlines()]
             self._over("\n".join(lines), exit_code=PreflightError.exit_code)
         elif waited > self.wait:
-            missing = ", ".join(str(slot) for slot in range(self.plan.nodes) if slot not in slots)
+            missing = [str(slot) for slot in range(self.plan.nodes) if slot not in slots]
+            which = f"node{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not"
             self._over(
-                f"{self.log.reason or 'nodes are missing'}; {len(slots)} of {self.plan.nodes} node(s) are there "
-                f"after {self.wait:g} s, not {missing}"
+                f"{self.log.reason or 'nodes are missing'}; {len(slots)} of {self.plan.nodes} nodes came within "
+                f"{self.wait:g} s, {which}"
             )
 
     def _begin(self, members: list[int]) -> None:

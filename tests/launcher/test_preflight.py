@@ -70,6 +70,25 @@ def test_a_model_whose_folder_has_no_weights_is_told_by_the_word_that_names_it(
     assert "cannot find" not in capsys.readouterr().out
 
 
+def test_no_advice_about_an_adapter_without_weights_is_refused_itself(tmp_path: Path) -> None:
+    Path(tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 256, "n_embd": 8}))
+    words = "objective=next_token", "model=hf", f"model.name={tmp_path}", "data=synthetic", "data.sequence=16"
+
+    def refused(*more: str) -> str:
+        problems = preflight.missing(plan_of(tmp_path / "out", *words, "adapter=lora", *more))
+        return next(each for each in problems if each.startswith("model."))
+
+    assert refused().endswith(
+        "Type model.name=<a folder with weights>, or init=<a run or weights>: an adapter is trained on them."
+    )
+    assert refused("model.weights=random") == (
+        "model.weights=random: an adapter is trained on weights that exist. Leave model.weights out and type "
+        "model.name=<a folder with weights>, or type init=<a run or weights>, or adapter=none."
+    )
+    save_file({"layer.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert refused("model.config={n_embd: 16}").endswith("have n_embd: 8. Leave n_embd out.")
+
+
 def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:
     attempt = tmp_path / "a/checkpoints/step-00000001/00000001-20260101T000000-0123abcd-0001"
     attempt.mkdir(parents=True)

@@ -22,7 +22,6 @@ from dtrain.checkpoint.state import TrainState
 from dtrain.config import environment
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, WordsError, text_of
 from dtrain.hook import numbers
-from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.loop.spike import Spike
@@ -88,7 +87,7 @@ class Log:
         if error is not None and not isinstance(error, (LeaseError, MovedError)):
             with suppress(Exception):  # it must not hide the error
                 self._rescue()
-        if error is not None and not isinstance(error, StopRequested):
+        if error is not None and not isinstance(error, KeyboardInterrupt):  # a request to stop is no failure
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {text_of(error)}")
         self._tell("close")

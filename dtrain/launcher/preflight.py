@@ -334,7 +334,8 @@ def _source(plan: Plan) -> Iterable[str]:
             yield f"init_names: {cut(url, LONGEST)} is a run of dtrain, with the names of its own model. Leave it out."
     except StoreError as error:
         more = other_weights(plan.model, url, adapter=plan.adapter)
-        yield f"{key_of(plan.model, url) or key}={cut(url, LONGEST)}: {error}{more}"
+        end = "." if more and not str(error).endswith((".", "?")) else ""
+        yield f"{key_of(plan.model, url) or key}={cut(url, LONGEST)}: {error}{end}{more}"
 
 
 def _foreign(plan: Plan, url: str) -> Iterable[str]:

@@ -49,6 +49,16 @@ def watch() -> None:
         sys.meta_path.insert(0, _Asking())
 
 
+def is_offline() -> bool:
+    """Whether this process works offline, by its user's choice or because the hub did not answer."""
+    return os.environ.get(OFFLINE[0], "0") == "1"
+
+
+def stay_offline() -> None:
+    """Work offline, as a child of this process does, which has told why."""
+    os.environ.setdefault(OFFLINE[0], "1")
+
+
 def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
     """(key, name) of the hub models and tokenizers that a part of the plan loads, as far as the config shows."""
     if isinstance(part, Mapping):

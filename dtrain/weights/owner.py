@@ -136,8 +136,8 @@ def other_weights(part: Part, url: str, *, adapter: Part) -> str:
     if not own:
         return ""
     if about(adapter).get("trains") == "adapter":
-        return f". Type {own}=<a folder with weights>, or init=<a run or weights>: an adapter is trained on them."
-    return f". Type model.weights=random to begin with random weights, or {own}=<a folder with weights>."
+        return f" Type {own}=<a folder with weights>, or init=<a run or weights>: an adapter is trained on them."
+    return f" Type model.weights=random to begin with random weights, or {own}=<a folder with weights>."
 
 
 def no_base(part: Part) -> str:

@@ -31,6 +31,8 @@ from dtrain.secrets.as_json import clean
 from dtrain.storage import store
 from dtrain.verb.shapes import shapes_of
 
+STOP = "metric", "patience", "least"
+"""Words of `stop` that a plan shows."""
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
 
@@ -133,6 +135,7 @@ def show(plan: Plan) -> str:
         ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"),
         ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         *_loop(plan),
+        *_measured(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", _launch(plan)),
@@ -157,6 +160,18 @@ def _loop(plan: Plan) -> Iterable[tuple[str, str]]:
     """A row for a loop of the user's own."""
     if plan.loop != default("loop"):
         yield "loop", f"{plan.loop}, which decides about metrics, evaluation, spikes, loggers and hooks"
+
+
+def _measured(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Rows for the evaluation and for the metric that ends the run, where they are not the default."""
+    asked = {"every": plan.evaluate_every, "samples": plan.evaluate_samples}
+    named = {"metrics": [*plan.evaluate_metrics], "sets": [*plan.evaluate_sets]}
+    more = {name: names for name, names in named.items() if names}
+    if more or any(value != default(f"evaluate.{name}") for name, value in asked.items()):
+        listed = (f"{name}={spelling(value)}" for name, value in (asked | more).items())
+        yield "evaluate", screen.on_one_line(" ".join(listed))
+    if plan.stop:
+        yield "stop", " ".join(argument for name in STOP for argument in _arguments(name, plan.stop.get(name)))
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:

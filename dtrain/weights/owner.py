@@ -135,9 +135,11 @@ def other_weights(part: Part, url: str, *, adapter: Part) -> str:
     own = key_of(part, url)
     if not own:
         return ""
+    name = str(part[own.removeprefix("model.")])
+    places = f"{own}=<a folder with weights, or <organisation>/<name> of the Hugging Face hub>"
     if about(adapter).get("trains") == "adapter":
-        return f" Type {own}=<a folder with weights>, or init=<a run or weights>: an adapter is trained on them."
-    return f" Type model.weights=random to begin with random weights, or {own}=<a folder with weights>."
+        return f" Type {places}, or init=<a run or weights>: an adapter is trained on them.{hub.longer(name)}"
+    return f" Type {places}, or model.weights=random to begin with random weights.{hub.longer(name)}"
 
 
 def no_base(part: Part) -> str:

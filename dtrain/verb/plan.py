@@ -200,9 +200,11 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
             continue
         part = getattr(plan, group)
         word = _word(part)
+        names = [name for name in part if name not in NO_ARGUMENTS]
         if part["_target_"] == GIVEN:
             word = f"{part['of']}, given by the caller"
-        arguments = (argument for name in part if name not in NO_ARGUMENTS for argument in _arguments(name, part[name]))
+            names.remove("of")
+        arguments = (argument for name in names for argument in _arguments(name, part[name]))
         yield group, "  ".join(filter(None, [screen.on_one_line(plan.why.get(group, word)), " ".join(arguments)]))
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):
         yield group, screen.on_one_line(plan.why.get(group, ", ".join(parts) or "none"))
@@ -216,9 +218,11 @@ def _word(part: Part) -> str:
 def _arguments(name: str, value: Any) -> Iterator[str]:
     """An argument as it is typed, of a mapping each of its own: `of.web=text of.web.path=web`. None if it is null."""
     if isinstance(value, Mapping):
+        is_given = value.get("_target_") == GIVEN
         if "_target_" in value:
-            yield screen.on_one_line(f"{name}={_word(value)}")
-        for key in value:
-            yield from _arguments(f"{name}.{key}", value[key]) if key not in NO_ARGUMENTS else ()
+            yield screen.on_one_line(f"{name}={value['of'] if is_given else _word(value)}")
+        names = [key for key in value if key not in NO_ARGUMENTS and not (is_given and key == "of")]
+        for key in names:
+            yield from _arguments(f"{name}.{key}", value[key])
     elif value is not None:
         yield screen.on_one_line(f"{name}={spelling(without_facts(value))}")

@@ -138,17 +138,22 @@ def _measured(result: Result, name: str) -> str:
     return "" if step == result.step else f" of step {step}"
 
 
+def figure(value: float) -> str:
+    """Four decimals; of a smaller number than these show, three digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+
+
 def farewell(plan: Plan, result: Result) -> str:
     if result.status == "submitted":
         follow = f"the same words with launcher.detach=false follow it, dtrain stop {plan.out} ends it"
         return f"{result.reason} runs it · {plan.out}\n{follow}"
-    loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
+    loss = "" if result.loss is None else f", last step's loss {figure(result.loss)}"
     evaluation = "".join(
-        f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
+        f", held-out {name.removeprefix('eval_')} {figure(value)}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
     evaluation += "".join(
-        f", best {name.removeprefix('eval_')} {best['value']:.4f} of step {best['step']}"
+        f", best {name.removeprefix('eval_')} {figure(best['value'])} of step {best['step']}"
         for name, best in result.best.items()
     )
     is_early = result.status == "finished" and result.step < plan.steps

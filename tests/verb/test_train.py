@@ -59,3 +59,11 @@ def test_a_finished_run_goes_on_by_the_word_that_ended_it(
     monkeypatch.setattr(train, "finished", lambda plan: Result("finished", plan.steps, 0.5, 1.0))
     assert train.already_finished(plan, say=True)
     assert f"Type {word.split('=')[0]}=<more> to continue" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.0, "0.0000"), (0.12345, "0.1235"), (2.1e-5, "2.1e-05"), (-3.0, "-3.0000")]
+)
+def test_a_loss_that_four_decimals_do_not_show_has_digits(loss: float, shown: str) -> None:
+    said = train.farewell(planned(1 << 30), Result("finished", 5, loss, 1.0))
+    assert f"last step's loss {shown} ·" in said

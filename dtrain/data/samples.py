@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtrain.config.word import spelling
 from dtrain.data import Indices
 from dtrain.data.collate import Sizes, check_entries, check_range, check_some, fixed_of, stack, tensors
 from dtrain.data.order import _mix64
-from dtrain.config.word import spelling
 from dtrain.errors import WordsError, first_line
 from dtrain.lifecycle import loaders
 

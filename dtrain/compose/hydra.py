@@ -236,7 +236,8 @@ def _at(tree: Any, key: str) -> Any:
 
 
 UNSET = re.compile(r"Environment variable '(.*?)' not found")
-NO_RESOLVER = re.compile(r"Unsupported interpolation type (\w+)")
+NO_RESOLVER = re.compile(r"Unsupported interpolation type (\w+)|HydraConfig was not set")
+"""What OmegaConf says, and Hydra once it is imported."""
 NO_KEY = re.compile(r"Interpolation key '(.*?)' not found")
 
 
@@ -252,8 +253,8 @@ def _unresolved(error: Exception) -> str:
     if kind := NO_RESOLVER.search(str(error)):
         hint = "a day by $(date +%F) of the shell" if kind[1] == "now" else "the value itself"
         return (
-            f"${{{kind[1]}:...}} has no meaning here. There are ${{<a key of the run>}} and ${{oc.env:<a variable>}}; "
-            f"type {hint}"
+            f"${{{kind[1] or 'hydra'}:...}} has no meaning here. There are ${{<a key of the run>}} and "
+            f"${{oc.env:<a variable>}}; type {hint}"
         )
     return "it refers to itself" if "Recursive" in str(error) else first_line(error).rstrip(".")
 

@@ -237,7 +237,7 @@ def _at(tree: Any, key: str) -> Any:
 
 UNSET = re.compile(r"Environment variable '(.*?)' not found")
 NO_RESOLVER = re.compile(r"Unsupported interpolation type (\w+)|HydraConfig was not set")
-"""What OmegaConf says, and Hydra once it is imported."""
+"""The error of OmegaConf, and of Hydra once that is imported."""
 NO_KEY = re.compile(r"Interpolation key '(.*?)' not found")
 
 

@@ -24,8 +24,8 @@ from dtrain.cluster import detect
 from dtrain.compose import compose, run_at, value_of
 from dtrain.compose.typed import typed
 from dtrain.config import environment
-from dtrain.config.word import in_a_call, text
-from dtrain.errors import DtrainError, PreflightError, StoreError
+from dtrain.config.word import cut, in_a_call, spelling, text
+from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError
 from dtrain.launcher import apart
 from dtrain.lifecycle import signals
 from dtrain.logger import FunctionLogger
@@ -65,13 +65,21 @@ class PrintedPlan(Plan):
 
 
 def _briefly(act: Callable[P, Returned]) -> Callable[P, Returned]:
-    """`act`, whose errors quote the caller's own line, without the traceback through dtrain."""
+    """`act`, whose errors quote the caller's own line, without the traceback through dtrain. Words that are given as
+    arguments are errors too.
+    """
+    takes = inspect.signature(act).parameters
 
     @wraps(act)
     def call(*args: P.args, **options: P.kwargs) -> Returned:
         try:
+            for name in options.keys() - takes:
+                raise WordsError(
+                    f"dtrain.{act.__name__} takes no argument {name}. A word is a text of its own: "
+                    f'"{name}={cut(spelling(options[name]))}". The arguments are {", ".join(list(takes)[1:])}.'
+                )
             return act(*args, **options)
-        except DtrainError as error:
+        except (DtrainError, signals.StopRequested) as error:
             raise error.with_traceback(None) from None
 
     return call

@@ -236,14 +236,21 @@ def test_a_plan_of_objects_that_cannot_be_built_prints_what_is_wrong() -> None:
             raise ValueError("no layers")
 
     shown = str(dtrain.plan("data=synthetic", "objective=regression", model=Net))
+    assert "Net, given by the caller" in shown and "of=" not in shown
     assert "mesh" in shown and re.search(r"^STOP  .*no layers", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("call", ["plan('steps=0')", "run('steps=0')", "load('nowhere')"])
+@pytest.mark.parametrize("call", ["plan('steps=0')", "run('steps=0')", "load('nowhere')", "run(steps=5)"])
 def test_a_mistake_in_a_call_shows_the_line_of_the_caller_and_none_of_the_inside(call: str, tmp_path: Path) -> None:
     ran = commands.python("-c", f"import dtrain\ndtrain.{call}", cwd=tmp_path, env=environment())
     assert ran.returncode == 1
     assert "line 2, in <module>" in ran.stderr and ran.stderr.count("dtrain/api.py") == 1, ran.stderr
+
+
+def test_a_word_that_is_given_as_an_argument_is_told_as_it_is_typed() -> None:
+    call: Any = dtrain.run
+    with pytest.raises(WordsError, match=r'run takes no argument devices\. A word is a text of its own: "devices=2"'):
+        call("steps=5", devices=2)
 
 
 THREADS = """
@@ -318,8 +325,9 @@ def test_ctrl_c_before_the_first_step_is_a_request_to_stop_of_this_run_alone(
     words = ("model=mlp", "data=synthetic", "objective=regression", "steps=2", "logger=[]", "hook=[]")
     with monkeypatch.context() as patch:
         patch.setattr(rank, "locate", lambda name: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(StopRequested):
+        with pytest.raises(StopRequested) as stopped:
             dtrain.run(*words, out=tmp_path / "a")
+    assert len(stopped.traceback) == 2, "the line of the caller, and the end of the call"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert dtrain.run(*words, out=tmp_path / "a").status == "finished"
     with monkeypatch.context() as patch:

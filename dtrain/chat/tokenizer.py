@@ -122,7 +122,8 @@ def described(name: str, template: str | None) -> Described:
     whole = _read(name, place, None if is_file else FILE)
     if whole is None:
         raise PreflightError(
-            f"data.tokenizer={name}: there is no {FILE}. Give a folder, URL or hub name of a tokenizer of Hugging Face."
+            f"data.tokenizer={name}: there is no {FILE}. Give a folder, URL or hub name of a tokenizer of Hugging "
+            f"Face.{hub.longer(name)}"
         )
     folder = place.rpartition("/")[0] or "." if is_file else place
     config = {**_json(name, folder, OLDER), **_json(name, folder, CONFIG)}

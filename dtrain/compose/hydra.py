@@ -236,6 +236,8 @@ def _at(tree: Any, key: str) -> Any:
 
 
 UNSET = re.compile(r"Environment variable '(.*?)' not found")
+NO_RESOLVER = re.compile(r"Unsupported interpolation type (\w+)|HydraConfig was not set")
+"""The error of OmegaConf, and of Hydra once that is imported."""
 NO_KEY = re.compile(r"Interpolation key '(.*?)' not found")
 
 
@@ -248,6 +250,12 @@ def _unresolved(error: Exception) -> str:
         return f"the environment variable {name} is not set. {typed_first}"
     if no_key := NO_KEY.search(str(error)):
         return f"there is no key {no_key[1]} to refer to. Type ${{<a key of the run>}}, or the value itself"
+    if kind := NO_RESOLVER.search(str(error)):
+        hint = "a day by $(date +%F) of the shell" if kind[1] == "now" else "the value itself"
+        return (
+            f"${{{kind[1] or 'hydra'}:...}} has no meaning here. There are ${{<a key of the run>}} and "
+            f"${{oc.env:<a variable>}}; type {hint}"
+        )
     return "it refers to itself" if "Recursive" in str(error) else first_line(error).rstrip(".")
 
 

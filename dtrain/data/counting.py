@@ -15,7 +15,7 @@ from typing import Any
 from dtrain.build import build, trusting
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, first_line
-from dtrain.storage import options
+from dtrain.storage import hub, options
 
 PARENT_DEATH = 1  # PR_SET_PDEATHSIG of prctl
 
@@ -25,7 +25,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # whatever the data prints
     answer = counted(**json.loads(sys.stdin.buffer.read()))
-    os.write(out, json.dumps(answer).encode())
+    os.write(out, json.dumps({**answer, "offline": hub.is_offline()}).encode())
 
 
 def counted(part: Mapping[str, Any], trust: Sequence[str], storage: str) -> dict[str, Any]:

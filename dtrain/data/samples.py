@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtrain.config.word import spelling
 from dtrain.data import Indices
 from dtrain.data.collate import Sizes, check_entries, check_range, check_some, fixed_of, stack, tensors
 from dtrain.data.order import _mix64
@@ -197,8 +198,13 @@ def pick(sample: Any, keys: Keys, name: str, *, optional: Sequence[str] = ()) ->
         has = f"{len(sample)} parts" if isinstance(sample, Sequence) else type(sample).__name__
         if isinstance(sample, Mapping):
             has = ", ".join(map(str, sample))
+            if keys == (0, 1):
+                raise WordsError(
+                    f"{name} has {has}. Type data.inputs=<the name of the input> data.targets=<the name of "
+                    "the target>; data.inputs=[<names>] gives several to the model, by name."
+                ) from None
         raise WordsError(
-            f"{name} has {has}. data.inputs={keys[0]} and data.targets={keys[1]} must name two of these."
+            f"{name} has {has}. data.inputs={spelling(inputs)} and data.targets={target} must name two of these."
         ) from None
 
 

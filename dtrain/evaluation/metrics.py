@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError, an, first_line
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
+from dtrain.model.labels import names_in
 from dtrain.objective import answer
 from dtrain.planned import Part
 
@@ -26,13 +28,16 @@ LABELS = ("classification", "next_token")
 
 
 class Metrics:
-    """`begin` a pass, `add` the outputs of each batch, then take the `figures`. All ranks call these alike.
+    """`begin` a pass, `add` the outputs of each batch, then take the `figures`. All ranks call these alike. `names`: of
+    the classes, for figures of each.
 
     Raises WordsError for an object that is no metric.
     """
 
-    def __init__(self, parts: Mapping[str, Part], *, task: str | None, mesh: Mesh) -> None:
-        self._task, self._mesh = task, mesh
+    def __init__(
+        self, parts: Mapping[str, Part], *, task: str | None, mesh: Mesh, names: Sequence[str] | None = None
+    ) -> None:
+        self._task, self._mesh, self._names = task, mesh, names or []
         self._metrics = {name: _made(name, part, mesh) for name, part in parts.items()}
         self._parts: dict[str, list[Tensor]] = {}
 
@@ -67,7 +72,7 @@ class Metrics:
             if _is_theirs(metric):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a rank may have had no samples
-                    figures |= _numbers(name, metric.compute())
+                    figures |= _numbers(name, metric.compute(), self._names)
             elif metric.rows:
                 rows = gathered(torch.cat(self._parts[name]), self._mesh)
                 figures[name] = _number(f"the value of {name}", metric.value(torch.cat(rows)))
@@ -122,7 +127,8 @@ def metrics_of(parts: Parts) -> Metrics | None:
     if not plan.evaluate_metrics:
         return None
     task, classes = about(plan.objective).get("task"), facts.get("outputs", facts.get("vocab"))
-    metrics = Metrics(plan.evaluate_metrics, task=task, mesh=parts.mesh)
+    names = facts.get("class_names") or names_in(parts.model)
+    metrics = Metrics(plan.evaluate_metrics, task=task, mesh=parts.mesh, names=names)
     if task in LABELS and isinstance(classes, int):
         metrics.try_out(classes)
     return metrics
@@ -229,10 +235,13 @@ def _number(what: str, value: Any) -> float:
     raise WordsError(f"evaluate.metrics: {what} is {an(value)}{shape}. Let it return one number.")
 
 
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    """A figure, or one for each name or place of several."""
+def _numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, float]:
+    """A figure, or one for each name or place of several; of each class, or pair of classes, by their names."""
     if isinstance(value, Mapping):
         return {f"{name}_{key}": _number(f"{key} of {name}", each) for key, each in value.items()}
     if not isinstance(value, Tensor) or value.numel() == 1:
         return {name: _number(f"the result of compute of {name}", value)}
-    return {f"{name}_{number}": float(each) for number, each in enumerate(value.reshape(-1).tolist())}
+    is_of_classes = {*value.shape} == {len(classes)}
+    places = product(classes, repeat=value.ndim) if is_of_classes else ([str(each)] for each in range(value.numel()))
+    ends = ("_".join(place) for place in places)
+    return {f"{name}_{end}": float(each) for end, each in zip(ends, value.reshape(-1).tolist(), strict=True)}

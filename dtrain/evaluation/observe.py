@@ -14,7 +14,7 @@ from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
-from dtrain.hook import Hook, StepInfo, epochs, gives_none, is_due, numbers, plain
+from dtrain.hook import Hook, StepInfo, epochs, figure, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
@@ -125,8 +125,10 @@ class Observers:
             )  # fmt: skip
             with kept():
                 returned = plain(hook(info), name)
-            self._log.saw(step, name.lower(), returned)
-            self._report(step, {name: value for name, value in numbers(returned).items() if self._is_free(name)})
+            self._log.saw(step, name, returned)
+            free = {each: value for each, value in numbers(returned).items() if self._is_free(figure(each))}
+            self._log.widen(free)
+            self._report(step, {figure(each): value for each, value in free.items()})
 
     def catch_up(self, step: int) -> None:
         """Evaluate after `step`, to which the run was restored, if that was due and a stop or a kill came first. If the
@@ -202,7 +204,7 @@ class Observers:
                 "average them after each step: if they hold anything of the samples, losses depend on the mesh."
             )
 
-    def _report(self, step: int, figures: dict[str, float]) -> None:
+    def _report(self, step: int, figures: Mapping[str, float]) -> None:
         self._checkpoint.scored(self._state, figures, complete=self._complete and bool(figures))
         if figures:
             self.metrics |= figures

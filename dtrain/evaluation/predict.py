@@ -30,6 +30,7 @@ from dtrain.lifecycle.stop import StopSignal
 from dtrain.loop.assemble import Parts
 from dtrain.loop.step import call
 from dtrain.model import evaluating, seeds
+from dtrain.model.labels import names_in
 from dtrain.model.limits import limits_of
 from dtrain.objective import answer
 from dtrain.planned import Part, Plan
@@ -52,6 +53,7 @@ def predict(plan: Plan) -> Result:
         source = _source(parts, commit)
         index, rows = _in_order(source)
         task, names = about(plan.objective).get("task"), getattr(parts.source, "class_names", None)
+        labels = None if names else names_in(parts.model)
         if task != "classification" and asked["scores"] != "none":
             raise WordsError(f"predict.scores={asked['scores']}: only classes have scores. Leave it out.")
         data = asked["data"] or plan.data
@@ -71,8 +73,10 @@ def predict(plan: Plan) -> Result:
             while number < count and not stop.requested(number, mesh):
                 mine = slice(number * per, (number + 1) * per)
                 answers, targets = form.apart(_answers(parts, source, index[mine], asked["batch"], form))
-                told = ragged(answers) if form.each else columns_of(answers, task, names, asked["scores"])
-                columns = {"row": rows[mine].tolist(), **told, **targets_of(targets, names), **looked(rows[mine])}
+                told = ragged(answers) if form.each else columns_of(answers, task, names, labels, asked["scores"])
+                columns = _beside(
+                    {"row": rows[mine].tolist(), **told, **targets_of(targets, names)}, looked(rows[mine])
+                )
                 mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
                 number += 1
                 stop.done()
@@ -83,8 +87,13 @@ def predict(plan: Plan) -> Result:
     return Result(status, commit["step"], None, time.perf_counter() - began, metrics, versions(), stop.cause)
 
 
-def columns_of(answers: Tensor, task: str | None, names: list[str] | None, scores: str) -> dict[str, list[Any]]:
-    """The columns of `answers` [N, K]: log-likelihood and number of tokens, scores of classes, or outputs."""
+def columns_of(
+    answers: Tensor, task: str | None, names: list[str] | None, labels: list[str] | None, scores: str
+) -> dict[str, list[Any]]:
+    """The columns of `answers` [N, K]: log-likelihood and number of tokens, scores of classes, or outputs. `names`: of
+    the classes of the data, which answers have in place of numbers; `labels`: those that the model knows them by, which
+    stand beside the numbers.
+    """
     if task == "next_token":
         return {"log_likelihood": answers[:, 0].tolist(), "tokens": answers[:, 1].long().tolist()}
     if task != "classification":
@@ -92,13 +101,23 @@ def columns_of(answers: Tensor, task: str | None, names: list[str] | None, score
     probabilities = answers.softmax(1)
     best, label = probabilities.max(1)
     named = names if names and len(names) >= answers.shape[1] else None
-    columns = {
-        "prediction": [named[each] for each in label.tolist()] if named else label.tolist(),
-        "probability": best.tolist(),
-    }
+    columns = {"prediction": [named[each] for each in label.tolist()] if named else label.tolist()}
+    if labels and len(labels) == answers.shape[1]:
+        columns["label"] = [labels[each] for each in label.tolist()]
+    columns["probability"] = best.tolist()
     if scores != "none":
         columns[scores] = (probabilities if scores == "probabilities" else answers).tolist()
     return columns
+
+
+def _beside(columns: dict[str, list[Any]], others: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Columns of an answer, and those of the files. Raises WordsError for a name that both have."""
+    if taken := [name for name in others if name in columns]:
+        raise WordsError(
+            f"predict.columns: an answer has a column {taken[0]} of its own. Leave {taken[0]} out, or rename it in the "
+            "files; what the files have as the target of a row is in target."
+        )
+    return {**columns, **others}
 
 
 def targets_of(targets: Tensor | None, names: Sequence[str] | None) -> dict[str, list[Any]]:

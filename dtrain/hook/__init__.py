@@ -54,7 +54,7 @@ class Hook(Protocol):
 
     def __call__(self, info: StepInfo) -> Mapping[str, Any] | None:
         """All ranks call it. The return value of rank 0 becomes an event; its entry `text` is printed, and its numbers
-        are metrics, named as in `numbers`.
+        become columns of the step's row in metrics.jsonl, and metrics, named as in `figure`.
         """
         ...
 
@@ -108,10 +108,14 @@ def gives_none(hook: Hook) -> bool:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """`eval_<name>` -> each number, except those whose name is that of a secret."""
+    """The entries that are numbers, except those whose name is that of a secret."""
     named = {name: value for name, value in values.items() if masked(name) == name and not isinstance(value, bool)}
-    figures = {name: value for name, value in named.items() if isinstance(value, int | float)}
-    return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in figures.items()}
+    return {name: float(value) for name, value in named.items() if isinstance(value, int | float)}
+
+
+def figure(name: str) -> str:
+    """The metric that a number of a hook becomes."""
+    return f"eval_{name.removeprefix('eval_')}"
 
 
 def is_due(every: int, step: int, *, last: bool) -> bool:

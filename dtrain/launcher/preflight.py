@@ -23,7 +23,7 @@ from dtrain.secrets import screen
 from dtrain.storage import attempts, hub, store
 from dtrain.storage.attempts import Attempt
 from dtrain.weights import names, plain
-from dtrain.weights.owner import key_of, resized
+from dtrain.weights.owner import key_of, no_base, other_weights, resized
 from dtrain.weights.place import is_ours, open_at
 
 FEWEST_FILES, TASKS = 32, 16
@@ -333,15 +333,15 @@ def _source(plan: Plan) -> Iterable[str]:
         elif plan.init_names is not None:
             yield f"init_names: {cut(url, LONGEST)} is a run of dtrain, with the names of its own model. Leave it out."
     except StoreError as error:
-        own = key_of(plan.model, url)
-        more = f". Type model.weights=random to begin with random weights, or {own}=<a folder with weights>."
-        yield f"{own or key}={cut(url, LONGEST)}: {error}{more * bool(own)}"
+        more = other_weights(plan.model, url, adapter=plan.adapter)
+        end = "." if more and not str(error).endswith((".", "?")) else ""
+        yield f"{key_of(plan.model, url) or key}={cut(url, LONGEST)}: {error}{end}{more}"
 
 
 def _foreign(plan: Plan, url: str) -> Iterable[str]:
     """Faults that the headers of a checkpoint of others show, and its table of names, before the model is there."""
     rules, weights = names.table(plan.init_names), open_at(url)
-    yield from resized(plan.model, url, weights.config or {})
+    yield from resized(plan.model, url, weights.config or {}, adapter=plan.adapter)
     for fault in names.renamed(weights.tensors, rules)[1]:
         yield f"init_names: {fault}. {url} has {', '.join(map(plain, list(weights.tensors)[:3]))} and others."
 
@@ -355,7 +355,7 @@ def _based(plan: Plan) -> Iterable[str]:
             return
     except StoreError:  # another check says so
         return
-    yield "adapter: it is trained on the weights of a run. Type init=<the URL of a run or checkpoint>, or adapter=none."
+    yield no_base(plan.model)
 
 
 def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:

@@ -159,6 +159,20 @@ def finished(plan: Plan) -> Result | None:
     return result if result.status == "finished" and is_done else None
 
 
+def other_length(plan: Plan, epochs: float | None) -> int | None:
+    """The steps that the run under `out` began with, if as many `epochs` are other steps now: rows were added to its
+    files. Call `finished` first.
+    """
+    there = described(plan.out) if epochs and plan.resume != "never" else None
+    if there is None or there["steps"] == plan.steps or not store.children(store.join(plan.out, "checkpoints")):
+        return None
+    try:
+        asked = yaml.safe_load(store.read(store.join(plan.out, "config.yaml")))
+    except (StoreError, yaml.YAMLError):
+        return None
+    return int(there["steps"]) if isinstance(asked, dict) and asked.get("epochs") == epochs else None
+
+
 TUNED = {"optim", "schedule", "clip"}
 """Keys that a run may change as it goes on from another."""
 

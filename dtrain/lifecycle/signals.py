@@ -242,9 +242,9 @@ def _give_back() -> None:
     """Release the leases of this process, in another thread: the code that the signal interrupted may hold locks."""
     lease, done = sys.modules.get("dtrain.storage.lease"), list[bool]()
 
-    def act(give_back: Callable[[], None]) -> None:
+    def act(give_back: Callable[[int], None]) -> None:
         with contextlib.suppress(Exception):
-            give_back()
+            give_back(_ended[0].exit_code)
         done.append(True)
 
     if lease:

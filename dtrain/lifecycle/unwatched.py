@@ -68,7 +68,7 @@ def give_up(
                 screen.complain(failure.paragraph)
                 save(_alone[0], failure.facts)
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):
-        lease.give_back()
+        lease.give_back(exit_code)
     os._exit(exit_code)
 
 

@@ -12,6 +12,8 @@ LINE_SECONDS = 2.0
 """Seconds between two lines off a terminal."""
 WIDTH, HEIGHT = 64, 8
 """Width and height of the loss curve in characters."""
+SMALL = 0.05
+"""Losses below are labelled with an exponent: three decimals do not tell them apart."""
 
 
 class Console:
@@ -80,7 +82,7 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
         level = high - (high - low) * line / (HEIGHT - 1)
         half = (high - low) / (HEIGHT - 1) / 2 or 1.0
         marks = "".join("•" if mean is not None and abs(mean - level) <= half else " " for mean in means)
-        rows.append(f"{level:8.3f} │{marks.rstrip()}")
+        rows.append(f"{level:{'8.3f' if high >= SMALL else '8.1e'}} │{marks.rstrip()}")
     axis = f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}"
     return "\n".join(["", "    loss", *rows, f"         └{'─' * WIDTH}", axis])
 

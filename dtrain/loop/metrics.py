@@ -20,14 +20,14 @@ from dtrain.build import build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.config import environment
-from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, text_of
-from dtrain.lifecycle.signals import StopRequested
+from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, WordsError, text_of
+from dtrain.hook import numbers
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.loop.spike import Spike
 from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
-from dtrain.objective import Objective
+from dtrain.objective import COLUMNS, Objective
 from dtrain.objective.figures import figures
 from dtrain.planned import Plan
 from dtrain.predict.time import at_peak
@@ -87,7 +87,7 @@ class Log:
         if error is not None and not isinstance(error, (LeaseError, MovedError)):
             with suppress(Exception):  # it must not hide the error
                 self._rescue()
-        if error is not None and not isinstance(error, StopRequested):
+        if error is not None and not isinstance(error, KeyboardInterrupt):  # a request to stop is no failure
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {text_of(error)}")
         self._tell("close")
@@ -291,11 +291,25 @@ class Log:
         return {row["step"]: nan_if_none(row[metric]) for row in evaluated if metric in row}
 
     def saw(self, step: int, hook: str, values: Mapping[str, Any]) -> None:
-        """Report a hook's return value: an event, and its `text` as a note."""
-        self.event(hook, step=step, **values)
+        """Report a hook's return value: an event, and its `text` as a note. Raises WordsError if a number has the name
+        of another column.
+        """
+        taken = [name for name in numbers(values) if name in COLUMNS | self.last.keys() or name.startswith("lr_")]
+        if taken:
+            raise WordsError(
+                f"hook {hook} returned {taken[0]}, which is a column of metrics.jsonl already. Call it something else, "
+                f"such as {hook.lower()}_{taken[0]}."
+            )
+        self.event(hook.lower(), step=step, **values)
         if "text" in values:
             self.note(values["text"])
         self.start()
+
+    def widen(self, columns: Mapping[str, float]) -> None:
+        """Add the numbers of a hook to the newest row."""
+        if self._rows is not None and columns:
+            self._rows.widen(columns)
+            self.last |= columns
 
     def finish(self, result: Result) -> None:
         """Write the last event, and then result.json: where it is, rows and events are complete, whatever is killed."""

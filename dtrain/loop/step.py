@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -53,12 +54,22 @@ Compare = Callable[[Batch, Any], Batch]
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Inputs as arguments of the model: a mapping, and what a pair holds beside its first, become keyword arguments.
-    Raises WordsError for whole numbers where the model needs fractions.
+    Raises WordsError for whole numbers where the model needs fractions, and for arguments that its forward does not
+    take.
     """
     try:
         if isinstance(inputs, tuple):
             return model(inputs[0], **inputs[1])
         return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    except TypeError as error:
+        frames = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+        if "forward()" in str(error) and all(name.split(".")[0] in ("torch", "dtrain") for name in frames):
+            given = f"{', '.join(inputs)} by name" if isinstance(inputs, Mapping) else "one input"
+            raise WordsError(
+                f"model: {error}. The data gives it {given}. Let its forward take that; of samples with names "
+                "data.inputs=[x] gives x by its name, and data.inputs=x as the one input."
+            ) from error
+        raise
     except RuntimeError as error:
         whole = any(each.dtype == torch.int64 for each in tree_leaves(inputs) if isinstance(each, Tensor))
         if whole and re.search(r"\bLong\b|\blong int\b|mixed dtype", str(error)):

@@ -95,7 +95,7 @@ def read(name: str) -> dict[str, Any]:
         if error.kind == "missing":
             raise WordsError(
                 f"model.name={name}: there is no {where}. Type a folder or URL with config.json, or "
-                f"<organisation>/<name> of the Hugging Face hub. {near(place)}".rstrip()
+                f"<organisation>/<name> of the Hugging Face hub.{hub.longer(name)} {near(place)}".rstrip()
             ) from error
         raise
     except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
     model of others is left as it is. Raises WordsError for images of another size than the model takes.
     """
     config: Any = getattr(model, "config", None)
-    if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
+    if not _is_of_transformers(model):
         return
     _check_images(model, facts.get("inputs"))
     if not type(model).__name__.endswith("Classification"):
@@ -33,6 +33,21 @@ def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
             f"the head of the model has {config.num_labels} outputs and the data {classes} classes: it learns that the "
             f"others do not occur. For a head of its own type model.head=new model.config={{num_labels: {classes}}}."
         ]
+
+
+def names_in(model: nn.Module) -> list[str] | None:
+    """The names of the classes that the configuration of a model of transformers has (`id2label`); None if it has none
+    of its own.
+    """
+    config: Any = getattr(model, "config", None)
+    if not _is_of_transformers(model) or config.id2label == {number: f"LABEL_{number}" for number in config.id2label}:
+        return None
+    named = {int(number): str(name) for number, name in config.id2label.items()}
+    return [named[number] for number in range(len(named))] if named.keys() == {*range(len(named))} else None
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel)
 
 
 def notes(model: nn.Module) -> list[str]:

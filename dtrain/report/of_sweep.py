@@ -171,8 +171,9 @@ def _judged(jobs: Sequence[Job], name: str, which: str) -> list[float | None]:
 
 
 def _best(jobs: Sequence[Job], figures: Mapping[str, str]) -> Job | None:
+    """Of equal jobs the first by name."""
     for name, which in figures.items():
-        if having := [job for job in jobs if name in job.figures]:
+        if having := sorted((job for job in jobs if name in job.figures), key=lambda job: job.run.name):
             return (max if which == "highest" else min)(having, key=lambda job: job.figures[name])
     return jobs[0] if jobs else None
 

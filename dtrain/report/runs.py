@@ -38,6 +38,8 @@ BEGAN = re.compile(rb'\{"time": (\d{1,11}(?:\.\d+)?),')
 DECIDES = re.compile(r"(?:objective|model|data)(?:\._target_)?$|checkpoint\.best")
 """Words that decide which metrics a run has, and which direction is better."""
 ENDED = (*EXIT_CODES, "failed")
+STOPPED = {EXIT_CODES[word]: word for word in ("interrupted", "preempted")}
+"""Exit code of a run that was asked to stop before it could write that -> status."""
 NEVER = "never began"
 Read = TypeVar("Read")
 
@@ -203,17 +205,19 @@ def _unended(url: str, status: str) -> str:
     """The status, according to the lease and failure.json, of a run whose events record no end."""
     try:
         state, _ = lease.holder(url)
+        code = lease.exit_code(url)
         has_failed = status == "failed" or store.exists(store.join(url, "failure.json"))
-        was_released = state == "free" and bool(store.children(store.join(url, "lease")))
     except StoreError:
         return "unknown"
     if state in ("held", "unknown"):
         return "running" if state == "held" else "elsewhere"
+    if code in STOPPED:
+        return STOPPED[code]
     if has_failed:
         return "failed"
     if not status:
         return NEVER
-    return "interrupted" if was_released else "died"  # what is killed gives no lease back
+    return "died" if code is None else "interrupted"  # what is killed gives no lease back
 
 
 # changed words

@@ -90,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     model_axes.options,
     fit.objective,
     fit.tokens,
+    rowtext.model,
     metrics.named,
     fit.together,
     comparing.pairs,

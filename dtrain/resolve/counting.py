@@ -16,7 +16,7 @@ from dtrain.build import GIVEN, build
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, WordsError, first_line
 from dtrain.resolve.declared import dataset
-from dtrain.storage import options
+from dtrain.storage import hub, options
 
 OPENING = (sys.executable, "-P", "-m", "dtrain.data.counting")
 
@@ -63,7 +63,7 @@ def _counted(asked: str) -> Count:
         return Count(_trained(part, rows), f"rows of {first}" + f" and {len(others)} more" * bool(others))
     from dtrain.storage import rowindex  # numpy, as below
 
-    with rowindex.telling("counting the samples, for epochs=; it takes a while"):
+    with rowindex.telling("epochs: the samples of the training data are counted; it takes a while"):
         return Count(_opened(part, trust), "len of the data, which was opened")
 
 
@@ -115,6 +115,8 @@ def _opened(part: Mapping[str, Any], trust: Sequence[str]) -> int:
         answer = json.loads(done.stdout)
     except (OSError, ValueError) as error:
         raise PreflightError(f"the process that opens the data ended: {first_line(error)}.") from error
+    if answer["offline"]:
+        hub.stay_offline()
     if "error" in answer:
         raise WordsError(secrets.masked(answer["error"]))
     return int(answer["samples"])

@@ -27,6 +27,12 @@ OF_TEXT = (
 )
 
 
+OF_OTHERS = (
+    " Others are classes of torchmetrics, such as [{_target_: torchmetrics.classification.MulticlassRecall, "
+    "num_classes: 3}] with trust=[torchmetrics]."
+)
+
+
 def named(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics by the name of their figure, and the objective with what is best of each. Raises WordsError."""
     objective, parts, problems = draft["objective"], dict[str, Part](), list[str]()
@@ -63,7 +69,8 @@ def _part(asked: Any, place: str, config: Config, problems: list[str]) -> Part |
         problems.append(f"{KEY}: {OF_TEXT}")
     elif not isinstance(asked, Mapping) or not isinstance(asked.get("_target_"), str):
         near = nearest(str(asked), words).replace("Did you mean ", f"Did you mean {KEY}=[").replace("?", "]?")
-        problems.append(f"{KEY}: there is no metric {spelling(asked)}.{near}")
+        others = "" if KEY in near else OF_OTHERS
+        problems.append(f"{KEY}: there is no metric {spelling(asked)}.{near}{others}")
     elif allowed(asked["_target_"], "metric", config.trust):  # else the rule of trust says so
         wrong = [*judged(asked, place, config)]
         problems += wrong

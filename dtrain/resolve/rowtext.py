@@ -1,9 +1,11 @@
 """`data.tokenizer`, which makes tokens of the text in files of rows: their padding is its own."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from dtrain import secrets
+from dtrain.cluster import Cluster
 from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.errors import PreflightError, StoreError, WordsError
@@ -37,6 +39,23 @@ def padded(config: Config) -> tuple[Config, list[str]]:
         return replace(config, data={**data, "pad": rowtext.padding(name)}), []
     except (PreflightError, StoreError) as error:
         return config, [str(error), *_column(data)]
+
+
+def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check that the model reads text and gives one answer for each row."""
+    data, part = config.data, config.model
+    if about(data).get("files") not in ROWS or not data.get("tokenizer"):
+        return
+    takes, task = about(part).get("takes"), part.get("task")
+    rows = f"data.tokenizer={data['tokenizer']} gives rows of text with one target each"
+    if takes:
+        answers = "gives an answer for each token" if takes == "tokens" else f"takes {takes}"
+        yield (
+            f"model={config.word('model')} {answers}, and {rows}. Type model=hf model.name=<a model of transformers> "
+            "model.task=classification, or a model of your own, model._target_=<it>."
+        )
+    elif "reads" in about(part) and task != "classification":
+        yield f"model.task={task} is not for rows with one answer, and {rows}. Type model.task=classification."
 
 
 def _column(data: Any) -> list[str]:

@@ -22,6 +22,11 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Variables with which the user chooses; the client reads them at import."""
 NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 OF_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
+ORGANISATIONS = {
+    "bert": "google-bert", "gpt2": "openai-community", "distilbert": "distilbert", "distilgpt2": "distilbert",
+    "roberta": "FacebookAI", "xlm": "FacebookAI", "t5": "google-t5", "albert": "albert", "xlnet": "xlnet",
+}  # fmt: skip
+"""How the names of models begin that are known without an organisation -> theirs."""
 
 
 class _Asking:
@@ -49,6 +54,16 @@ def watch() -> None:
         sys.meta_path.insert(0, _Asking())
 
 
+def is_offline() -> bool:
+    """Whether this process works offline, by its user's choice or because the hub did not answer."""
+    return os.environ.get(OFFLINE[0], "0") == "1"
+
+
+def stay_offline() -> None:
+    """Work offline, as a child of this process does, which has told why."""
+    os.environ.setdefault(OFFLINE[0], "1")
+
+
 def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
     """(key, name) of the hub models and tokenizers that a part of the plan loads, as far as the config shows."""
     if isinstance(part, Mapping):
@@ -71,6 +86,12 @@ def place(name: str) -> str:
         raise PreflightError(f"{name}: {lost}")
     is_of_the_hub = "://" not in name and not Path(name).exists() and OF_THE_HUB.fullmatch(name)
     return f"{SCHEME}{name}" if is_of_the_hub else name
+
+
+def longer(name: str) -> str:
+    """A sentence with the name that the hub has for a model that is known by a short one; empty for others."""
+    begin = re.split("[-_]", name)[0]
+    return f" On the hub it is {ORGANISATIONS[begin]}/{name}." if begin in ORGANISATIONS and "/" not in name else ""
 
 
 def broken_link(name: str) -> str:

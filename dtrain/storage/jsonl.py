@@ -74,6 +74,19 @@ class Journal:
             self._put = time.monotonic()
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
+    def widen(self, columns: Mapping[str, Any]) -> None:
+        """Add columns to the newest row. Other columns of it stay whole in the file, whenever the process is killed."""
+        with self._writing:
+            line = self._lines.pop()
+            more = b", " + json.dumps(clean(columns)).encode().removeprefix(b"{") + b"\n"
+            self._lines.append(line.removesuffix(b"}\n") + more)
+            self._bytes += len(self._lines[-1]) - len(line)
+            self._dirty = True
+            if not self._unwritten:
+                self._stale = not (self._is_whole() and self._overwrite(more, self._size - len(b"}\n")))
+            with suppress(OSError):  # as in `append`
+                self._write()
+
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         """Drop the rows that are not `wanted`, because their steps will be repeated, and everything after a line that
         is not JSON. Returns the rows that stay.
@@ -270,6 +283,18 @@ class Journal:
         while view:
             view = view[os.write(self._file, view) :]
         self._size, self._torn, self._unwritten = size + len(data), False, 0
+
+    def _overwrite(self, data: bytes, begin: int) -> bool:
+        """Replace the end of the file in one call. Returns whether that succeeded."""
+        with suppress(OSError):
+            file = os.open(a_file(self._path), os.O_WRONLY)  # where O_APPEND is set, Linux appends whatever the offset
+            try:
+                written = os.pwrite(file, data, begin)
+            finally:
+                os.close(file)
+            self._size = begin + written
+            return written == len(data)
+        return False
 
     def _all(self) -> list[bytes]:
         """Every row: from the file if it can be written, otherwise those in memory."""

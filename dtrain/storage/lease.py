@@ -1,7 +1,7 @@
 """One writer per `out`: a run holds a lease with a number that only grows, and a run with an older number may not
 commit any more.
 
-    <out>/lease/00000003.json      owner, begin and last renewal of the lease, and whether it was released
+    <out>/lease/00000003.json      owner, begin and last renewal of the lease; how it was released, if it was
 
 A file is created only if its number does not exist yet, so if several runs start together, one wins and the others are
 refused. A lease whose owner is gone is taken over: at once if the owner ran on this machine and its process has ended,
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain.config.environment import LEASE, LEASE_OWNER
-from dtrain.config.structure import TEXT, Kind, Optional, fault
-from dtrain.errors import LeaseError, StoreError
+from dtrain.config.structure import COUNT, TEXT, Kind, Optional, fault
+from dtrain.errors import EXIT_CODES, LeaseError, StoreError
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import highest_lease
@@ -42,7 +42,7 @@ Record = Mapping[str, Any]
 SHAPE = {
     "id": TEXT, "owner": TEXT, "pid": Kind("a process id", lambda value: type(value) is int and 0 < value < 1 << 31),
     "place": TEXT,
-    "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
+    "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT, "exit_code?": COUNT,
 }  # fmt: skip
 GONE: Record = {"state": "released"}
 """In place of the record of a lease that is listed and no more there."""
@@ -63,9 +63,12 @@ def hold(out: str, key: str = "out") -> Iterator[int]:
     before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
     os.environ.update({LEASE: str(token), LEASE_OWNER: record["id"]})
     _leases[record["id"]] = (out, token, record)
-    renewal = _Renewal(out, token, record)
+    renewal, code = _Renewal(out, token, record), 0
     try:
         yield token
+    except BaseException as error:
+        code = getattr(error, "exit_code", EXIT_CODES["interrupted"] if isinstance(error, KeyboardInterrupt) else 1)
+        raise
     finally:
         renewal.stop()
         del _leases[record["id"]]
@@ -75,20 +78,20 @@ def hold(out: str, key: str = "out") -> Iterator[int]:
                 os.environ[name] = value
         if renewal.lost:
             raise LeaseError(renewal.lost)
-        _release(out, token, record)
+        _release(out, token, record, code)
 
 
-def give_back() -> None:
+def give_back(exit_code: int) -> None:
     """Release all leases of this process, which is about to end."""
     for out, token, record in list(_leases.values()):
         if record["pid"] == os.getpid():  # a fork has those of its parent
-            _release(out, token, record)
+            _release(out, token, record, exit_code)
 
 
-def _release(out: str, token: int, record: Record) -> None:
+def _release(out: str, token: int, record: Record, exit_code: int) -> None:
     with contextlib.suppress(StoreError):  # a lease that is not released becomes stale
         if not _loss(out, token, record["id"]):
-            _write(out, token, {**record, "renewed": time.time(), "state": "released"})
+            _write(out, token, {**record, "renewed": time.time(), "state": "released", "exit_code": exit_code})
 
 
 def verify(out: str) -> None:
@@ -112,6 +115,14 @@ def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
     if _gone(there):
         return "left", _who(there)
     return "held" if there.get("place") == _place() != "" else "unknown", _who(there)
+
+
+def exit_code(out: str) -> int | None:
+    """The exit code of the process that released the newest lease of `out`, 0 if its file does not tell; None if nobody
+    released it. Raises StoreError.
+    """
+    _, there = _newest(out)
+    return there.get("exit_code", 0) if there.get("state") == "released" else None
 
 
 class _Renewal:

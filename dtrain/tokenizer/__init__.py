@@ -114,7 +114,10 @@ def load(url: str, key: str) -> Bytes | Vocabulary:
     try:
         written = store.small(url, LARGEST, pace=SLOWEST)
     except StoreError as error:
-        raise PreflightError(f"{key}={url}: {error}. Give bytes, or the path or URL of a tokenizer.json.") from error
+        raise PreflightError(
+            f"{key}={url}: {error}. Give bytes, or the path or URL of a tokenizer.json, such as "
+            "hf://<organisation>/<name>/tokenizer.json."
+        ) from error
     return Vocabulary(written, f"{key}={url}")
 
 

@@ -26,6 +26,7 @@ from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
 from dtrain.storage import lease, store
 from dtrain.storage.jsonl import Journal
+from dtrain.verb.train import figure
 
 HARNESS = "lm_eval"
 
@@ -74,7 +75,9 @@ def _record(plan: Plan, result: Result) -> None:
 def _heldout(words: Sequence[str]) -> int:
     plan, result = look_back(words, loop="dtrain.evaluation.evaluate.evaluate")
     if result is not None:
-        screen.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
+        screen.say(
+            f"step {result.step}  " + "  ".join(f"{name} {figure(value)}" for name, value in result.metrics.items())
+        )
         store.write(store.join(plan.out, "evaluate.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
     return 0
 

@@ -34,6 +34,8 @@ from dtrain.secrets.as_json import clean
 from dtrain.storage import store
 from dtrain.verb.shapes import shapes_of
 
+STOP = "metric", "patience", "least"
+"""Words of `stop` that a plan shows."""
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
 
@@ -156,6 +158,7 @@ def show(plan: Plan) -> str:
         ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"),
         ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         *_loop(plan),
+        *_measured(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         *_warmup(plan),
@@ -181,6 +184,18 @@ def _loop(plan: Plan) -> Iterable[tuple[str, str]]:
     """A row for a loop of the user's own."""
     if plan.loop != default("loop"):
         yield "loop", f"{plan.loop}, which decides about metrics, evaluation, spikes, loggers and hooks"
+
+
+def _measured(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Rows for the evaluation and for the metric that ends the run, where they are not the default."""
+    asked = {"every": plan.evaluate_every, "samples": plan.evaluate_samples}
+    named = {"metrics": [*plan.evaluate_metrics], "sets": [*plan.evaluate_sets]}
+    more = {name: names for name, names in named.items() if names}
+    if more or any(value != default(f"evaluate.{name}") for name, value in asked.items()):
+        listed = (f"{name}={spelling(value)}" for name, value in (asked | more).items())
+        yield "evaluate", screen.on_one_line(" ".join(listed))
+    if plan.stop:
+        yield "stop", " ".join(argument for name in STOP for argument in _arguments(name, plan.stop.get(name)))
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -209,9 +224,11 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
             continue
         part = getattr(plan, group)
         word = _word(part)
+        names = [name for name in part if name not in NO_ARGUMENTS]
         if part["_target_"] == GIVEN:
             word = f"{part['of']}, given by the caller"
-        arguments = (argument for name in part if name not in NO_ARGUMENTS for argument in _arguments(name, part[name]))
+            names.remove("of")
+        arguments = (argument for name in names for argument in _arguments(name, part[name]))
         yield group, "  ".join(filter(None, [screen.on_one_line(plan.why.get(group, word)), " ".join(arguments)]))
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):
         yield group, screen.on_one_line(plan.why.get(group, ", ".join(parts) or "none"))
@@ -233,9 +250,11 @@ def _word(part: Part) -> str:
 def _arguments(name: str, value: Any) -> Iterator[str]:
     """An argument as it is typed, of a mapping each of its own: `of.web=text of.web.path=web`. None if it is null."""
     if isinstance(value, Mapping):
+        is_given = value.get("_target_") == GIVEN
         if "_target_" in value:
-            yield screen.on_one_line(f"{name}={_word(value)}")
-        for key in value:
-            yield from _arguments(f"{name}.{key}", value[key]) if key not in NO_ARGUMENTS else ()
+            yield screen.on_one_line(f"{name}={value['of'] if is_given else _word(value)}")
+        names = [key for key in value if key not in NO_ARGUMENTS and not (is_given and key == "of")]
+        for key in names:
+            yield from _arguments(f"{name}.{key}", value[key])
     elif value is not None:
         yield screen.on_one_line(f"{name}={spelling(without_facts(value))}")

@@ -111,12 +111,14 @@ def _below(place: str, *, whole: bool) -> list[Run]:
 
 
 def _best(entries: Sequence[Run], options: Mapping[str, str]) -> Run:
-    """The run with the best figure. Raises WordsError if no figure, or no direction, is known."""
+    """The run with the best figure, of equal ones the first by name. Raises WordsError if no figure, or no direction,
+    is known.
+    """
     known = runs.directions(entries)
     figures = dict.fromkeys(name for entry in entries for name in entry.compared)
     figure = options.get("figure") or next((name for name in known if name in figures), next(iter(figures), ""))
     which = options.get("best_is") or known.get(figure)
-    having = [entry for entry in entries if figure in entry.compared]
+    having = sorted((entry for entry in entries if figure in entry.compared), key=lambda entry: entry.name)
     if not having:
         raise WordsError(
             "best: no run here has "

@@ -50,8 +50,8 @@ from dtrain.sweep.workers import by_crew
 from dtrain.verb import runs
 from dtrain.verb.train import decide
 
-SHOWN = 30
-"""The most jobs that are listed at the end."""
+SHOWN, EQUALS = 30, 3
+"""The most jobs that are listed at the end, and of those that are as good as the best."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -270,8 +270,11 @@ def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) 
 def _show(root: str, study: Study, total: int, failed: Iterable[Ended]) -> None:
     """Print the best of `total` jobs, a table of them if they are few, and why others failed."""
     with suppress(StoreError):
-        for url in _unbeaten(root, study)[:SHOWN]:
+        best, others = _best_of(root, study)
+        for url in best[:SHOWN]:
             screen.say(f"best: {cut(url)}")
+        if others:
+            screen.say(_equal(others, study))
     if 0 < total <= SHOWN:
         runs.show(root)
     for line in summary(failed):
@@ -307,7 +310,7 @@ def _best(root: str, more: Sequence[str]) -> int:
     there = folder.read(root)
     if more or there is None or not there.study.metrics:
         return runs.run(["best", root, *more])
-    best = _unbeaten(root, there.study)
+    best, others = _best_of(root, there.study)
     if not best:
         raise WordsError(f"best: no job in {cut(root)} has finished with a finite {' and '.join(there.study.metrics)}.")
     chosen = [run for url in best for run in below(url)]
@@ -317,17 +320,30 @@ def _best(root: str, more: Sequence[str]) -> int:
         words = [redact_arg(f"{key}={run.words[key]}") for key in swept if key in run.words]
         screen.say(f"its words: {' '.join(map(screen.typed, words))}")
         screen.say(f"run it again: dtrain {screen.typed(f'recipe={run.url}/config.yaml')} out=<another place>")
+    if others:
+        screen.say(_equal(others, there.study))
     return 0
 
 
-def _unbeaten(root: str, study: Study) -> list[str]:
-    """The URLs of the best jobs: of one metric one, unless others are equal."""
+def _best_of(root: str, study: Study) -> tuple[list[str], list[str]]:
+    """The URLs of the best jobs: of one metric the first by name, as `<sweep>/best` is, and the names of its equals; of
+    two metrics all that no other beats.
+    """
     ended = [
         Trial(0, {}, name, study.losses(state.figures, state.loss, state.last))
-        for name, state in _states(root).items()
+        for name, state in sorted(_states(root).items())
         if state.status == "finished"
     ]
-    return [store.join(root, trial.job) for trial in trials.unbeaten(ended)]
+    names = [trial.job for trial in trials.unbeaten(ended)]
+    first = len(names) if len(study.metrics) > 1 else 1
+    return [store.join(root, name) for name in names[:first]], names[first:]
+
+
+def _equal(names: Sequence[str], study: Study) -> str:
+    """The sentence about jobs that are as good as the best."""
+    more = f" and {len(names) - EQUALS} more" if len(names) > EQUALS else ""
+    listed = f"{', '.join(map(cut, names[:EQUALS]))}{more}"
+    return f"with the same {study.metrics[0]}: {listed}. The best is the first by name."
 
 
 def _why(root: str, more: Sequence[str]) -> int:

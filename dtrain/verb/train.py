@@ -4,7 +4,7 @@ dtrain recipe=digits out=runs/a optim.lr=1e-3              the same words contin
 dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and a table of their results
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dtrain import recipe
 from dtrain.build import build
@@ -16,7 +16,7 @@ from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
-from dtrain.launcher.run import finished
+from dtrain.launcher.run import finished, other_length
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
 from dtrain.predict import formulas, reference, report
@@ -78,9 +78,8 @@ def one(config: Config) -> Result:
             preflight.check(plan)
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
         say_left_out(config)
-        if config.sweep.space:
-            source = config.sources["sweep.space"]
-            screen.complain(f"sweep.space ({source}): this is one run. Type -m to sweep.", begin="note: ")
+        for note in _notes(config, plan):
+            screen.complain(note, begin="note: ")
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
         note_code()
@@ -89,6 +88,17 @@ def one(config: Config) -> Result:
     if first:
         screen.say(farewell(plan, result))
     return result
+
+
+def _notes(config: Config, plan: Plan) -> Iterable[str]:
+    if config.sweep.space:
+        yield f"sweep.space ({config.sources['sweep.space']}): this is one run. Type -m to sweep."
+    if steps := other_length(plan, config.epochs):
+        yield (
+            f"epochs={config.epochs:g} counts the rows that are there now: {plan.steps} steps. This run began with "
+            f"{steps} steps, and keeps its rows. Type steps={steps} instead to end it so, or out=<another place> to "
+            "train on all rows."
+        )
 
 
 def before(plan: Plan) -> str:
@@ -128,17 +138,22 @@ def _measured(result: Result, name: str) -> str:
     return "" if step == result.step else f" of step {step}"
 
 
+def figure(value: float) -> str:
+    """Four decimals; of a smaller number than these show, three digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+
+
 def farewell(plan: Plan, result: Result) -> str:
     if result.status == "submitted":
         follow = f"the same words with launcher.detach=false follow it, dtrain stop {plan.out} ends it"
         return f"{result.reason} runs it · {plan.out}\n{follow}"
-    loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
+    loss = "" if result.loss is None else f", last step's loss {figure(result.loss)}"
     evaluation = "".join(
-        f", held-out {name.removeprefix('eval_')} {value:.4f}{_measured(result, name)}"
+        f", held-out {name.removeprefix('eval_')} {figure(value)}{_measured(result, name)}"
         for name, value in result.metrics.items()
     )
     evaluation += "".join(
-        f", best {name.removeprefix('eval_')} {best['value']:.4f} of step {best['step']}"
+        f", best {name.removeprefix('eval_')} {figure(best['value'])} of step {best['step']}"
         for name, best in result.best.items()
     )
     is_early = result.status == "finished" and result.step < plan.steps

@@ -112,19 +112,45 @@ def key_of(part: Part, url: str) -> str:
     return f"model.{name}" if is_own else ""
 
 
-def resized(part: Part, url: str, config: Mapping[str, Any]) -> list[str]:
+def resized(part: Part, url: str, config: Mapping[str, Any], *, adapter: Part) -> list[str]:
     """A sentence for each size of `model.config` that is not the one of the pretrained weights, by the `config` beside
     them.
     """
     if not key_of(part, url):
         return []
     asked: Mapping[str, Any] = part.get("config") or {}
+    instead = "" if about(adapter).get("trains") == "adapter" else ", or type model.weights=random"
     return [
         f"model.config={{{key}: {asked[key]}}}: the pretrained weights at {url} have {key}: {config[key]}. Leave {key} "
-        "out, or type model.weights=random."
+        f"out{instead}."
         for key in SIZES
         if isinstance(asked.get(key), int) and isinstance(config.get(key), int) and asked[key] != config[key]
     ]
+
+
+def other_weights(part: Part, url: str, *, adapter: Part) -> str:
+    """The words to type where the pretrained weights of a model are not at `url`; empty if it does not name them
+    there.
+    """
+    own = key_of(part, url)
+    if not own:
+        return ""
+    name = str(part[own.removeprefix("model.")])
+    places = f"{own}=<a folder with weights, or <organisation>/<name> of the Hugging Face hub>"
+    if about(adapter).get("trains") == "adapter":
+        return f" Type {places}, or init=<a run or weights>: an adapter is trained on them.{hub.longer(name)}"
+    return f" Type {places}, or model.weights=random to begin with random weights.{hub.longer(name)}"
+
+
+def no_base(part: Part) -> str:
+    """The sentence for an adapter without weights to train on."""
+    name = about(part).get("weights_at")
+    if not name:
+        return "adapter: it is trained on weights. Type init=<the URL of a run or checkpoint>, or adapter=none."
+    return (
+        f"model.weights={part.get('weights')}: an adapter is trained on weights that exist. Leave model.weights out "
+        f"and type model.{name}=<a folder with weights>, or type init=<a run or weights>, or adapter=none."
+    )
 
 
 def tokens(tokenizer: str) -> dict[int, str]:

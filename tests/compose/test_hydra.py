@@ -108,3 +108,9 @@ def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(
     (tmp_path / "optim/mine.yaml").write_text("_target_: mine.build\nlr: ${optim.rate}\n")
     with pytest.raises(WordsError, match=r"optim.lr=.*\(.*mine.yaml:2\): there is no key optim.rate to refer to"):
         compose(["optim=mine", path])
+
+
+@pytest.mark.parametrize("kind", ["hydra", "mine"])
+def test_a_reference_of_another_kind_is_told_with_those_that_there_are(kind: str) -> None:
+    with pytest.raises(WordsError, match=rf"\$\{{{kind}:\.\.\.\}} has no meaning here\. There are .*oc\.env"):
+        compose([f"out=runs/${{{kind}:job.name}}"])

@@ -92,11 +92,11 @@ def test_several_inputs_reach_the_model_by_name() -> None:
 
 
 def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label"):
+    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label\. Type data\.inputs=<"):
         take(Dataset(Named()), [0])
     with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has 2 parts"):
         take(Dataset(Squares(), inputs=5), [0])
-    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label"):
+    with pytest.raises(WordsError, match=r"data\.dataset: sample \d+ has image, label. data.inputs=\[image,mask\] and"):
         take(Dataset(Named(), inputs=["image", "mask"], targets="label"), [0])
 
 

@@ -207,6 +207,26 @@ def own_metrics(own: Own, mesh: Mesh) -> Metrics:
         return Metrics({"own": part}, task="classification", mesh=mesh)
 
 
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("MulticlassConfusionMatrix", {"m_cat_cat": 1, "m_cat_dog": 1, "m_dog_cat": 0, "m_dog_dog": 2}),
+        ("MulticlassPrecision", {"m_cat": 1.0, "m_dog": pytest.approx(2 / 3)}),
+    ],
+)
+def test_a_figure_of_each_class_has_its_name(name: str, figures: dict[str, float]) -> None:
+    def tried(mesh: Mesh) -> None:
+        part = {"_target_": f"torchmetrics.classification.{name}", "num_classes": 2}
+        part |= {"average": "none"} if name == "MulticlassPrecision" else {}
+        metrics = Metrics({"m": part}, task="classification", mesh=mesh, names=["cat", "dog"])
+        metrics.begin()
+        scores = torch.eye(2)[[0, 1, 1, 1]]
+        metrics.add(scores, {"inputs": scores, "targets": torch.tensor([0, 0, 1, 1])}, counts=True)
+        assert metrics.figures() == figures
+
+    on_mesh(tried, dp_shard=1)
+
+
 OF_ANOTHER_KIND = {
     "the part of own is a list, '[1.0]'. Let `part` return a tensor": Own(lambda targets: [1.0], float),
     "the part of own is a NoneType": Own(lambda targets: None, float),

@@ -212,10 +212,14 @@ def test_rows_need_no_targets_and_their_columns_no_order(tmp_path: Path) -> None
 
 def test_classes_have_their_names() -> None:
     answers = torch.tensor([[0.0, 3.0], [2.0, 1.0]])
-    columns = columns_of(answers, "classification", ["cat", "dog"], "none")
+    columns = columns_of(answers, "classification", ["cat", "dog"], None, "none")
     assert columns["prediction"] == ["dog", "cat"]
     assert columns["probability"] == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(-1))])
-    assert columns_of(answers, "classification", ["cat"], "none")["prediction"] == [1, 0], "names that are too few"
+    assert columns_of(answers, "classification", ["cat"], None, "none")["prediction"] == [1, 0], (
+        "names that are too few"
+    )
+    columns = columns_of(answers, "classification", None, ["no", "yes"], "none")
+    assert (columns["prediction"], columns["label"]) == ([1, 0], ["yes", "no"]), "targets of the files are numbers too"
 
 
 @pytest.mark.campaign("kills")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from data.drawn import drawn, folder
 from PIL import Image
 from torch import Tensor, nn
@@ -95,6 +96,33 @@ def test_rows_are_written_with_their_target_and_the_columns_that_are_asked_for(t
     )
     with pytest.raises(WordsError, match=r"predict.columns: .* has no column ib. Did you mean"):
         dtrain.predictions(tmp_path / "run", asked, "predict.columns=[ib]")
+
+
+@pytest.mark.parametrize("named", [{0: "bad", 1: "good"}, None])
+def test_numbers_of_classes_stand_beside_the_names_that_the_model_has_for_them(
+    named: dict[int, str] | None, tmp_path: Path
+) -> None:
+    sizes = {
+        "vocab_size": 12,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    config = transformers.BertConfig(**sizes, **({"id2label": named} if named else {}))
+    config.save_pretrained(tmp_path / "bert")
+    rows = [{"id": row, "x": [row % 12, 3, 5], "y": row % 2} for row in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["model=hf", f"model.name={tmp_path}/bert", "model.task=classification", "model.weights=random"]
+    words += ["data=jsonl", f"data.path={tmp_path}/a.jsonl", "data.inputs=x", "data.targets=y", "data.pad=0"]
+    dtrain.run(*words, *SMALL, "objective=classification", f"data.cache={tmp_path}/cache", out=tmp_path / "run")
+    said = written(tmp_path / "run")
+    for row in (*said, *dtrain.predictions(tmp_path / "run", [[1, 3, 5], [2, 3, 5]])):
+        assert row.get("label") == (named and named[row["prediction"]])
+        assert row["prediction"] in (0, 1)
+    asked = "predict.columns=[probability]"
+    with pytest.raises(WordsError, match="an answer has a column probability of its own"):
+        dtrain.predictions(tmp_path / "run", [{"x": [1], "probability": 1}], asked)
 
 
 class Net(nn.Module):

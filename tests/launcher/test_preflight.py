@@ -60,14 +60,38 @@ def test_a_model_whose_folder_has_no_weights_is_told_by_the_word_that_names_it(
     Path("tiny/config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     words = ["objective=next_token", "model=hf", "model.name=tiny", "data=synthetic", "data.sequence=16"]
     sentence = (
-        "model.name=tiny: cannot find a checkpoint in tiny: it holds config.json. Type model.weights=random to begin "
-        "with random weights, or model.name=<a folder with weights>."
+        "model.name=tiny: cannot find a checkpoint in tiny: it holds config.json. Type model.name=<a folder with "
+        "weights, or <organisation>/<name> of the Hugging Face hub>, or model.weights=random to begin with random "
+        "weights."
     )
     assert sentence in preflight.missing(plan_of(tmp_path / "out", *words))
     assert main(["plan", *words]) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert main(["plan", *words, "model.weights=random"]) == 0
     assert "cannot find" not in capsys.readouterr().out
+
+
+def test_a_model_that_is_known_by_a_short_name_is_told_with_that_of_the_hub(tmp_path: Path) -> None:
+    words = "objective=next_token", "model=hf", "model.name=gpt2", "data=synthetic", "data.sequence=16"
+    (fault,) = [each for each in preflight.missing(plan_of(tmp_path / "out", *words)) if "model.name" in each]
+    assert fault.endswith("On the hub it is openai-community/gpt2.")
+
+
+def test_no_advice_about_an_adapter_without_weights_is_refused_itself(tmp_path: Path) -> None:
+    Path(tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 256, "n_embd": 8}))
+    words = "objective=next_token", "model=hf", f"model.name={tmp_path}", "data=synthetic", "data.sequence=16"
+
+    def refused(*more: str) -> str:
+        problems = preflight.missing(plan_of(tmp_path / "out", *words, "adapter=lora", *more))
+        return next(each for each in problems if each.startswith("model."))
+
+    assert refused().endswith("of the Hugging Face hub>, or init=<a run or weights>: an adapter is trained on them.")
+    assert refused("model.weights=random") == (
+        "model.weights=random: an adapter is trained on weights that exist. Leave model.weights out and type "
+        "model.name=<a folder with weights>, or type init=<a run or weights>, or adapter=none."
+    )
+    save_file({"layer.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert refused("model.config={n_embd: 16}").endswith("have n_embd: 8. Leave n_embd out.")
 
 
 def test_a_run_of_dtrain_takes_no_table(tmp_path: Path) -> None:

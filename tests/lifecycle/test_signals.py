@@ -142,7 +142,7 @@ def test_who_is_ended_in_an_import_or_a_library_gives_its_lease_back(
     child.start()
     child.join(30)
     assert child.exitcode == 130
-    assert lease.holder(str(tmp_path))[0] == "free"
+    assert (lease.holder(str(tmp_path))[0], lease.exit_code(str(tmp_path))) == ("free", 130)
 
 
 def noted(*numbers: int, apart: float, forwarded: bool = False) -> int | str:

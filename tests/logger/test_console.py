@@ -108,3 +108,8 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "loss 2.5" in screen.getvalue()
     assert "5/10" in screen.getvalue()
     assert "[red]not markup[/red]" in screen.getvalue()
+
+
+def test_the_labels_of_small_losses_differ() -> None:
+    labels = [row.split("│")[0] for row in curve([(1, 3e-4), (2, 1e-5)]).splitlines() if "│" in row]
+    assert len({*labels}) == len(labels) and labels[0].strip() == "3.0e-04"

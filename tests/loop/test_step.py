@@ -1,6 +1,7 @@
 """A loss that nothing can be trained by, and inputs of a type that the model does not take, are refused in a sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +31,38 @@ def test_whole_numbers_where_fractions_are_needed_are_told(model: nn.Module) -> 
     with pytest.raises(RuntimeError, match="shape") as other:
         call(nn.Linear(3, 2), torch.ones(2, 4))
     assert not isinstance(other.value, WordsError)
+
+
+class ByName(nn.Module):
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Inside(nn.Module):
+    """Calls another module wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ByName()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.inner(x)
+        return inner
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        (
+            torch.ones(2),
+            r"takes 1 positional argument but 2 were given. The data gives it one input. .* data.inputs=\[x\]",
+        ),
+        ({"y": torch.ones(2)}, r"unexpected keyword argument 'y'. The data gives it y by name"),
+    ],
+)
+def test_arguments_that_a_forward_does_not_take_are_told(inputs: Any, sentence: str) -> None:
+    assert call(ByName(), {"x": torch.ones(2)}).sum() == 2
+    with pytest.raises(WordsError, match=rf"^model: ByName.forward\(\) .*{sentence}"):
+        call(ByName(), inputs)
+    with pytest.raises(TypeError, match="ByName"):
+        call(Inside(), torch.ones(2))

@@ -203,6 +203,8 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
     result = resident(2, train, plan)[0]
     assert result.metrics["eval_weight"] == 50 and result.metrics["eval_loss"] > 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row.get("weight")) for row in rows] == [(1, None), (2, 20), (3, None), (4, 40), (5, 50)]
     evaluations = [
         (event["step"], sorted(key for key in event if key.startswith("eval_")))
         for event in events
@@ -222,6 +224,14 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
     (tmp_path / "run" / "config.yaml").write_text("steps: 5\n")
     (run,) = below(str(tmp_path))
     assert run.figures == pytest.approx(result.metrics) and directions([run])["eval_weight"] == "highest"
+
+
+@pytest.mark.parametrize("name", ["loss", "lr_head", "mfu", "accuracy", "heavy"])
+def test_a_number_of_a_hook_is_refused_the_name_of_a_column(name: str, tmp_path: Path) -> None:
+    first, second = (f"hook.{each}._target_=right_models.Says" for each in ("first", "second"))
+    words = (*WORDS, "objective=classification", first, "hook.first.name=heavy", second, f"hook.second.name={name}")
+    with pytest.raises(RankFailed, match=f"hook Says returned {name}, which is a column of metrics.jsonl already"):
+        resident(1, train, plan_of(tmp_path / "run", *words))
 
 
 def test_the_figures_of_own_classes_are_known_before_launch(tmp_path: Path) -> None:

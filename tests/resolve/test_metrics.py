@@ -50,6 +50,7 @@ def test_a_class_of_torchmetrics_says_itself_what_is_best() -> None:
     [
         ("[acuracy]", DIGITS, "there is no metric acuracy. Did you mean evaluate.metrics=[accuracy]?"),
         ("[3]", DIGITS, "there is no metric 3. Allowed: accuracy, auroc, f1, perplexity, top5."),
+        ("[confusion_matrix]", DIGITS, "Others are classes of torchmetrics, such as"),
         ("[bleu]", (), "bleu compares generated text"),
         ("[top5]", (*DIGITS, "data.outputs=3"), "top5 says nothing about 3 classes. Leave top5 out."),
         ("[f1]", ("model=mlp", "data=synthetic", "objective=regression"), "f1 is a metric of classification, and this"),

@@ -173,6 +173,20 @@ def serving(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
+def test_a_run_whose_samples_are_counted_tells_once_that_nothing_answers(closed: str, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "mine.py").write_text(
+        "import huggingface_hub, torch\n\nclass Net(torch.nn.Linear): ...\n\nclass Rows(list): ...\n\n"
+        "def rows(): return Rows([(torch.ones(4), 1)] * 8)\n"
+    )
+    words = ["model._target_=mine.Net", "model.in_features=4", "model.out_features=2", "data=dataset", "trust=[mine]"]
+    words += ["data.dataset._target_=mine.rows", "objective=classification", "epochs=1", "hook=[]", "logger=[]"]
+    command, env = [sys.executable, "-m", "dtrain", *words, "out=run"], {**os.environ, "HF_ENDPOINT": closed}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("does not answer") == 1, done.stderr
+
+
 @pytest.mark.campaign("network")
 def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
     """Refused in one sentence without a second try; loaded where it is served; and from the cache when the hub is gone again."""

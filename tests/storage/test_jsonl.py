@@ -1,6 +1,7 @@
 """JSON lines: whole after any death, everywhere."""
 
 import json
+import math
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,39 @@ def test_a_row_is_there_as_soon_as_it_is_said(tmp_path: Path) -> None:
     journal.append({"a": 1})
     assert rows(str(tmp_path / "rows.jsonl")) == [{"a": 1}]
     journal.close()
+
+
+@pytest.mark.parametrize("root", ["folder", "memory://wide"])
+def test_columns_that_come_later_are_in_the_newest_row_and_nowhere_else(tmp_path: Path, root: str) -> None:
+    url = store.join(str(tmp_path) if root == "folder" else root, "rows.jsonl")
+    journal = Journal(url, by_step=True)
+    journal.append({"step": 1}, {"step": 2, "loss": 0.1})
+    journal.durable()
+    journal.widen({"first": math.nan})
+    journal.widen({"second": 2.5})
+    journal.durable()
+    assert rows(url) == [{"step": 1}, {"step": 2, "loss": 0.1, "first": None, "second": 2.5}]
+    journal.append({"step": 3})
+    journal.close()
+    assert [row["step"] for row in rows(url)] == [1, 2, 3]
+    store.remove(url)
+
+
+@pytest.mark.parametrize("deed", ["removed", "replaced", "cut"])
+def test_columns_that_come_after_the_file_was_removed_are_written_with_all_rows(tmp_path: Path, deed: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    journal = Journal(str(path), by_step=True)
+    journal.append({"step": 1}, {"step": 2})
+    if deed == "replaced":
+        (tmp_path / "other").write_text('{"step": 1}\n')
+        (tmp_path / "other").replace(path)
+    elif deed == "cut":
+        path.write_text("")
+    else:
+        path.unlink()
+    journal.widen({"first": 1})
+    journal.close()
+    assert rows(str(path)) == [{"step": 1}, {"step": 2, "first": 1}]
 
 
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:

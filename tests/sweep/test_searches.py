@@ -123,6 +123,23 @@ def test_a_table_of_the_jobs_has_every_metric_and_every_job(tmp_path: Path) -> N
         assert sum("finished" in line for line in table) == rows, table
 
 
+def test_of_jobs_that_are_equal_the_first_by_name_is_the_best_and_the_others_are_named(tmp_path: Path) -> None:
+    words = [*KNOWN, "model.x=0.01,0.02,0.03", "sweep.out=s"]
+    assert commands.run("-m", *words, cwd=tmp_path).returncode == 0
+    places = sorted((tmp_path / "s").glob("*/result.json"))
+    for path in places:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": {"eval_loss": 0.5}}))
+    first, *others = [path.parent.name for path in places]
+    ended = commands.run("-m", *words, cwd=tmp_path).stdout.splitlines()
+    asked = commands.run("sweep", "best", "s", cwd=tmp_path).stdout.splitlines()
+    assert f"best: s/{first}" in ended and not any(f"best: s/{other}" in ended for other in others)
+    for shown in (ended, asked):
+        assert f"with the same eval_loss: {', '.join(others)}. The best is the first by name." in shown
+    assert [line for line in asked if "recipe=" in line] == [
+        f"run it again: dtrain recipe=s/{first}/config.yaml out=<another place>"
+    ]
+
+
 def test_a_metric_that_is_nan_is_not_replaced_by_another_number(tmp_path: Path) -> None:
     words = [*KNOWN, "model.x=0.01,0.02", "sweep.out=s"]
     assert commands.run("-m", *words, cwd=tmp_path).returncode == 0

@@ -48,6 +48,34 @@ def test_data_that_is_not_on_this_machine_is_refused_and_of_another_planned(caps
     assert main([*words, "cluster=h100x8"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ("", []),
+        ("evaluate.every=0", ["evaluate    every=0 samples=256"]),
+        ("evaluate.samples=null", ["evaluate    every=200 samples=null"]),
+        (
+            "evaluate.every=5 evaluate.metrics=[f1,top5] evaluate.sets.dev.samples=64 stop.metric=eval_f1",
+            [
+                "evaluate    every=5 samples=256 metrics=[f1,top5] sets=[dev]",
+                "stop        metric=eval_f1 patience=5 least=0.0",
+            ],
+        ),
+        ("checkpoint.best=eval_loss", ["best=eval_loss"]),
+    ],
+)
+def test_what_was_asked_of_the_evaluation_is_shown_and_nothing_else(
+    words: str, rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["model=mlp", "data=synthetic", "data.outputs=8", "objective=classification", *words.split()]
+    assert main(["plan", *asked]) == 0
+    shown = capsys.readouterr().out
+    assert all(row in shown for row in rows)
+    assert [line[:8] for line in shown.splitlines() if line.startswith(("evaluate", "stop"))] == [
+        row[:8] for row in rows if not row.startswith("best")
+    ]
+
+
 SYNTHETIC = "data=synthetic"
 B8 = f"{SYNTHETIC} data.sequence=8192 data.vocab=128256 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 model.hidden=14336 precision=bf16 strategy=fsdp batch=64"
 WIDE = (

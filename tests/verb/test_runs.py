@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from dtrain.__main__ import main
 from dtrain.errors import LeaseError, StoreError, WordsError
+from dtrain.lifecycle.signals import StopRequested
 from dtrain.storage import lease, store
 from dtrain.verb import runs, train
 
@@ -195,12 +197,34 @@ def test_status_is_that_of_the_last_event_and_of_the_lease(
         ([started, '{"time": 1, "event": "failed"}'], left, "failed"),
         ([started, '{"time": 1, "ev'], left, "died"),
         ([started], back, "interrupted"),
+        ([started], {**back, "exit_code": 75}, "preempted"),
+        ([started, '{"time": 1, "event": "failed"}'], {**back, "exit_code": 130}, "interrupted"),
     ):
         written.write_text(json.dumps(record))
         (place / "events.jsonl").write_text("\n".join([*events, *more]))
         assert status in shown(capsys, "runs/a")[1], more
     with lease.hold(str(place)):
         assert "running" in shown(capsys, "runs/a")[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StopRequested(signal.SIGINT), "interrupted"),
+        (StopRequested(signal.SIGTERM), "preempted"),
+        (KeyboardInterrupt(), "interrupted"),
+        (WordsError("another"), "never began"),
+    ],
+)
+def test_a_run_that_ended_before_it_started_has_the_word_for_why(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str], error: BaseException, status: str
+) -> None:
+    place = made("a")
+    for file in ("result.json", "metrics.jsonl", "events.jsonl"):
+        (place / file).unlink()
+    with pytest.raises(type(error)), lease.hold(str(place)):
+        raise error
+    assert status in shown(capsys, "runs/a")[1]
 
 
 def test_a_run_of_a_loop_that_writes_no_events_has_the_status_of_its_result(

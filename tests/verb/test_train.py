@@ -1,7 +1,10 @@
 """What a training predicts before it begins."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+import commands
 import pytest
 
 from dtrain.cluster import Cluster
@@ -33,6 +36,21 @@ def test_shapes_that_a_run_has_asked_for_are_predicted_before_it_begins(monkeypa
     assert "not predicted" not in before(own)
 
 
+def test_epochs_of_a_run_whose_files_grew_are_told_with_the_steps_that_it_began_with(tmp_path: Path) -> None:
+    words = ("model=mlp", "data=csv", "data.path=rows.csv", "data.targets=label", "objective=classification", "batch=9")
+    rows = "".join(f"{row / 9},{row % 2}\n" for row in range(40))
+    (tmp_path / "rows.csv").write_text(f"a,label\n{rows}")
+    run = partial(commands.run, *words, "hook=[]", "logger=[]", "out=run", cwd=tmp_path)
+    assert "note:" not in run("epochs=2", "stop_after=2").stderr
+    assert "note:" not in run("epochs=3", "stop_after=3").stderr, "the words changed, not the rows"
+    (tmp_path / "rows.csv").write_text(f"a,label\n{rows * 2}")
+    grown = run("epochs=3", "stop_after=4").stderr
+    assert "note: epochs=3 counts the rows that are there now: 24 steps. This run began with 12 steps" in grown
+    assert "Type steps=12 instead" in grown
+    done = run("steps=12")
+    assert "finished after 12 steps" in done.stdout and "note:" not in done.stderr
+
+
 @pytest.mark.parametrize("word", ["epochs=2", "steps=9"])
 def test_a_finished_run_goes_on_by_the_word_that_ended_it(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -41,3 +59,11 @@ def test_a_finished_run_goes_on_by_the_word_that_ended_it(
     monkeypatch.setattr(train, "finished", lambda plan: Result("finished", plan.steps, 0.5, 1.0))
     assert train.already_finished(plan, say=True)
     assert f"Type {word.split('=')[0]}=<more> to continue" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.0, "0.0000"), (0.12345, "0.1235"), (2.1e-5, "2.1e-05"), (-3.0, "-3.0000")]
+)
+def test_a_loss_that_four_decimals_do_not_show_has_digits(loss: float, shown: str) -> None:
+    said = train.farewell(planned(1 << 30), Result("finished", 5, loss, 1.0))
+    assert f"last step's loss {shown} ·" in said

@@ -112,8 +112,3 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     named = {name: value for name, value in values.items() if masked(name) == name and not isinstance(value, bool)}
     figures = {name: value for name, value in named.items() if isinstance(value, int | float)}
     return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in figures.items()}
-
-
-def is_due(every: int, step: int, *, last: bool) -> bool:
-    """Whether an action with this period (0: only at the end) is due after this step."""
-    return last or bool(every and step % every == 0)

@@ -63,7 +63,7 @@ def _counted(asked: str) -> Count:
         return Count(_trained(part, rows), f"rows of {first}" + f" and {len(others)} more" * bool(others))
     from dtrain.storage import rowindex  # numpy, as below
 
-    with rowindex.telling("counting the samples, for epochs=; it takes a while"):
+    with rowindex.telling("counting the samples of an epoch; it takes a while"):
         return Count(_opened(part, trust), "len of the data, which was opened")
 
 

@@ -17,6 +17,7 @@ from dtrain.build import GIVEN, build
 from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
+from dtrain.config.period import COUNTED
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
@@ -33,6 +34,8 @@ from dtrain.verb.shapes import shapes_of
 
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
+PERIODS = dict(zip(COUNTED, ("evaluates", "saves"), strict=True))
+"""Key -> its row in a plan that decided it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -134,6 +137,7 @@ def show(plan: Plan) -> str:
         ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         *_loop(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
+        *((row, plan.why[key]) for key, row in PERIODS.items() if key in plan.why),
         *_parts(plan),
         ("launch", _launch(plan)),
         ("out", screen.on_one_line(plan.out)),

@@ -8,6 +8,7 @@ axolotl fine-tunes transformers models with transformers' Trainer, whose default
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.period import EPOCH
 from dtrain.dialect import accelerate, nested, terms
 from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.axolotl_adapter import OPTIONS, UNUSED, adapter_section
@@ -155,7 +156,8 @@ FSDP: Mapping[str, Rule] = {
 def per_epoch(word: str) -> Rule:
     """Refuse a frequency per epoch, since the file does not give the samples of an epoch."""
     never = says({word: 0}, "only the last step")
-    return chosen({0: never}, terms.of_samples(word, lambda value: f"samples / batch / {value}"))
+    once = says({word: EPOCH})
+    return chosen({0: never, 1: once}, terms.of_samples(word, lambda value: f"samples / batch / {value}"))
 
 
 def counted_by(word: str, never: str) -> Rule:

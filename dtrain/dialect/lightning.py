@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.period import EPOCH
 from dtrain.dialect import terms
 from dtrain.dialect.callbacks import callbacks, class_of, sections
 from dtrain.dialect.ledger import Ledger, count, names, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
 from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, passes, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -35,6 +36,8 @@ DATA = (
 )
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
+DEFAULT = "default of Lightning"
+EVERY = epochs("evaluate.every")
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
@@ -52,10 +55,12 @@ def translate(ledger: Ledger) -> None:
     prefixed = {f"{section}{name}": rule for name, rule in TRAINER.items()}
     ledger.apply(prefixed | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
     if unseen:
-        for word in ("precision", "clip", "steps"):
+        for word in ("precision", "clip", *(["steps"] if "epochs" not in ledger.words else [])):
             if word not in ledger.words:
                 ledger.ask(word)
-    ledger.imply({"clip": None}, "Lightning does not clip by default")
+    ledger.imply({"clip": None}, DEFAULT)
+    if "epochs" in ledger.words:
+        ledger.imply({"evaluate.every": EPOCH, "checkpoint.every": EPOCH}, DEFAULT)
 
 
 def _steps(ledger: Ledger, t: str) -> None:
@@ -113,8 +118,10 @@ def _evaluation(ledger: Ledger, t: str) -> None:
     """Convert val_check_interval from loader batches, which are microbatches here, to steps."""
     key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
     value = ledger.leaves.get(key)
+    if value not in (None, 1.0) or isinstance(value, int):
+        ledger.settle(chosen({1: unneeded("val_check_interval says when")}, EVERY), f"{t}check_val_every_n_epoch")
     if isinstance(value, float) and value:
-        ledger.settle(epochs("evaluate.every"), key)
+        ledger.settle(EVERY, key)
     elif not isinstance(value, int) or isinstance(value, bool) or not _is_count(parts):
         return
     elif value % parts:
@@ -186,7 +193,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     "num_nodes": to("nodes", count),
     "precision": terms.precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
-    "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
+    "max_epochs": chosen({-1: unneeded("no limit")}, passes),
     "min_epochs min_steps": lacking("a run always ends at steps. Leave it out."),
     "max_time max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
@@ -197,9 +204,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     ),
     "log_every_n_steps": to("log.every", count),
     "val_check_interval": refused("the evaluation interval is counted in steps. Type evaluate.every=<steps>."),
-    "check_val_every_n_epoch": chosen(
-        {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")
-    ),
+    "check_val_every_n_epoch": chosen({None: unneeded("empty")}, EVERY),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps first"),
     "limit_val_batches": chosen(
         {0: says({"evaluate.every": 0}, "but after the last step; data.holdout=0 turns that off too")},

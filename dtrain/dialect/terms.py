@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtrain.config import files
+from dtrain.config.period import EPOCH
 from dtrain.dialect.ledger import Code, Ledger, Rule, count, number, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
 from dtrain.secrets import screen
@@ -174,8 +175,18 @@ def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -
 
 
 def epochs(word: str = "steps") -> Rule:
-    """Refuse epochs, since the file does not give the number of samples."""
-    return of_samples(word, lambda value: f"{value} x samples / batch")
+    """Carry a period of one epoch over; refuse a number of epochs, since the file does not give the number of
+    samples.
+    """
+    refusal = of_samples(word, lambda value: f"{value} x samples / batch")
+    return refusal if word == "steps" else chosen({1: says({word: EPOCH}), EPOCH: says({word: EPOCH})}, refusal)
+
+
+def passes(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry the length of a run in epochs over: they are counted when the data is known."""
+    to("epochs", note="counted when the data is known")(ledger, key, value)
+    if "epochs" in ledger.words:
+        ledger.command.pop("steps", None)
 
 
 def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:

@@ -63,7 +63,7 @@ def _periods(config: Config) -> list[str]:
     """The keys whose period is an epoch."""
     checkpoint: Mapping[str, Any] = {} if config.checkpoint is UNKNOWN else config.checkpoint
     every = config.evaluate.every, checkpoint.get("every")
-    return [key for key, value in zip(COUNTED, every, strict=True) if value == EPOCH]
+    return [key for key, value in zip(COUNTED, every, strict=True) if isinstance(value, str) and value == EPOCH]
 
 
 def _count(config: Config, draft: Mapping[str, Any], word: str, instead: str) -> Count:

@@ -349,7 +349,7 @@ def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
 OPTIONS = ("optim.lr=1e-3", "optim.betas=[0.9,0.99]", "optim.weight_decay=0")
 
 
-@pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml", "lightning_fsdp.py"])
+@pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml"])
 def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> None:
     """The recipe asks for steps, in its header, its command and the refusal."""
     read = example(name)

@@ -33,7 +33,7 @@ def climax(**trainer: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-OURS = {"model": "gpt", "steps": 50}
+OURS = {"model": "gpt"}
 VOCOS = {
     "strategy": "ddp",
     "devices": 1,
@@ -48,10 +48,10 @@ LIGHTNING = [
     Row("charactr-platform/vocos configs/vocos-imdct.yaml", vocos(16, "IMDCTCosHead"), {"model": "gpt"}, VOCOS, ["model.class_path"]),
     Row("microsoft/ClimaX configs/global_forecast_climax.yaml", climax(callbacks=[{"class_path": "pytorch_lightning.callbacks.EarlyStopping",
         "init_args": {"monitor": "val/w_rmse", "mode": "min", "patience": 5}}]),
-        {"model": "gpt", "steps": 50}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "steps": 50},
+        {"model": "gpt"}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "steps": 50},
         ["trainer.sync_batchnorm", "trainer.callbacks.0.class_path", "trainer.min_epochs"]),
     Row("microsoft/ClimaX configs/pretrain_climax.yaml", climax(limit_val_batches=0, num_sanity_val_steps=0),
-        {"model": "gpt", "steps": 50}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "steps": 50}, ["trainer.sync_batchnorm"]),
+        {"model": "gpt"}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "steps": 50}, ["trainer.sync_batchnorm"]),
     Row(f"{PL}basics/autoencoder.py",
         "from lightning.pytorch.cli import LightningCLI\ncli = LightningCLI(Net, Data, seed_everything_default=1234, run=False,"
         " trainer_defaults={'callbacks': Sampler(), 'max_epochs': 10}, save_config_kwargs={'overwrite': True})\ncli.trainer.fit(cli.model, datamodule=cli.datamodule)\n",
@@ -62,7 +62,7 @@ LIGHTNING = [
         {"model": "gpt"}, {"steps": 15, "precision": "fp32", "clip": None}, ["trainer.profiler.class_path"]),
     Row(f"{PL}basics/transformer.py",
         "import lightning as L\ntrainer = L.Trainer(gradient_clip_val=0.25, max_epochs=20)\ntrainer.fit(model, train)\ntrainer.test(model, test)\n",
-        {"steps": 50}, {"steps": 50, "clip": 0.25, "precision": "fp32"}),
+        {}, {"steps": 50, "clip": 0.25, "precision": "fp32"}),
     Row(f"{PL}bug_report/bug_report_model.py",
         "import os\nfrom lightning.pytorch import Trainer\ntrainer = Trainer(default_root_dir=os.getcwd(), limit_train_batches=1, limit_val_batches=1, limit_test_batches=1,"
         " num_sanity_val_steps=0, max_epochs=1, enable_model_summary=False)\ntrainer.fit(model)\n",
@@ -99,7 +99,7 @@ RAY = [
         "import pytorch_lightning as pl\nfrom ray.train import ScalingConfig\ntrainer = pl.Trainer(max_epochs=10, devices='auto', accelerator='auto',"
         " strategy=ray.train.lightning.RayDDPStrategy(), plugins=[ray.train.lightning.RayLightningEnvironment()], callbacks=[RayTrainReportCallback()])\n"
         "scaling_config = ScalingConfig(num_workers=2, use_gpu=True)\ntrainer = TorchTrainer(train, scaling_config=scaling_config)\n",
-        {"batch": 8, "steps": 50}, {"devices": 2, "batch": 8, "steps": 50}),
+        {"batch": 8}, {"devices": 2, "batch": 8, "steps": 50}),
     Row("ray-project/ray doc/source/train/doc_code/key_concepts.py",
         "import ray.train\ntrainer = DataParallelTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2))\n"
         "run_config = RunConfig(name='my_train_run', storage_path=os.path.expanduser('~/ray_results'))\n"

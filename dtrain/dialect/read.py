@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from dtrain.dialect import others
+from dtrain.dialect import loops, others
+from dtrain.dialect.defaults import looked_through
 from dtrain.dialect.ledger import Code, Differs, flatten
 from dtrain.errors import WordsError, first_line
 from dtrain.storage import store
@@ -202,6 +203,9 @@ def _python(text: str, place: str) -> Any:
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
+        written = looked_through(module)
+        if tree := loops.read(written, _Script(written)):
+            return tree
         others.refuse_assignments(module, place)
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
     for name, value in tree.pop("ray_trainer", {}).items():

@@ -21,7 +21,7 @@ from dtrain.resolve import resolve
 
 TYPED = {
     "steps": 100, "optim": "adamw", "optim.lr": 1e-3, "optim.betas": "[0.9,0.99]", "optim.eps": 1e-8, "optim.weight_decay": 0, "schedule": "constant",
-    "schedule.warmup": 0, "precision": "fp32", "clip": 1.0, "model": "gpt", "batch": 840, "microbatch": 1,
+    "schedule.warmup": 0, "precision": "fp32", "clip": 1.0, "model": "gpt", "data": "text", "batch": 840, "microbatch": 1,
     "adapter": "lora", "adapter.rank": 8, "adapter.alpha": 16, "adapter.targets": "[q_proj]", "objective": "next_token", "data.path": "rows.jsonl",
     "data.template": "null", "data.tokenizer": "tuned", "data.sequence": 512, "data.train_on": "answers", "data.holdout": 0.1,
 }  # fmt: skip

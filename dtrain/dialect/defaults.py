@@ -45,13 +45,16 @@ def _entries(module: ast.Module) -> dict[str, dict[str, ast.expr]]:
         if isinstance(target, ast.Name)
     ]
     times = Counter(name for name, _ in given)
-    changed = {
-        ast.unparse(node.value) for node in ast.walk(module) if isinstance(node, ast.Subscript) and _is_store(node)
-    }
+    stores = [node for node in ast.walk(module) if isinstance(node, ast.Subscript) and _is_store(node)]
+    changed = {(ast.unparse(node.value), _text(node.slice)) for node in stores}
     return {
-        name: {_text(key): item for key, item in zip(value.keys, value.values, strict=True) if key}
+        name: {
+            _text(key): item
+            for key, item in zip(value.keys, value.values, strict=True)
+            if key and not {(name, _text(key)), (name, "")} & changed
+        }
         for name, value in given
-        if isinstance(value, ast.Dict) and times[name] == 1 and name not in changed
+        if isinstance(value, ast.Dict) and times[name] == 1
     }
 
 

@@ -75,7 +75,8 @@ def read(module: ast.Module, script: Script) -> dict[str, Any]:
     tree["precision"] = _precision(made, script)
     tree["wrapper"] = _same(sorted({kind for name, kind in WRAPPERS.items() if name in made}))
     tree["compile"] = True if any(ast.unparse(call.func) == "torch.compile" for call in calls) else None
-    tree["accumulation"] = _accumulation(module, script) if "Accelerator" not in made else None
+    told = {name for name in tree["Accelerator"] or {} if name.startswith("gradient_accumulation")}
+    tree["accumulation"] = None if told else _accumulation(module, script)
     tree["model"] = _model(module, optimizers, script)
     tree["loss"] = _same([name for name in LOSSES if name in made]) or Code("the loss")
     return {LOOP: {name: value for name, value in tree.items() if value is not None}}
@@ -101,7 +102,11 @@ def _named(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
 
 
 def _optimizer(call: ast.Call, script: Script) -> dict[str, Any]:
-    return {"class_path": _last(call.func), "init_args": _named(script.arguments(call), "optimizer")}
+    arguments = _named(script.arguments(call), "optimizer")
+    parameters = arguments.get("params")
+    if isinstance(parameters, dict) and str(parameters.get("class_path")).endswith(".parameters"):
+        arguments["params"] = Code(f"{parameters['class_path']}()")
+    return {"class_path": _last(call.func), "init_args": arguments}
 
 
 def _scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def _length(module: ast.Module, script: Script) -> dict[str, Any]:
     found: dict[str, list[Any]] = {"epochs": [], "steps": []}
     for node in ast.walk(module):
         call = node.iter if isinstance(node, ast.For) else None
-        while isinstance(call, ast.Call) and _last(call.func) in ("tqdm", "trange") and call.args:
+        while isinstance(call, ast.Call) and _last(call.func) in ("tqdm", "trange", "enumerate") and call.args:
             call = ast.Call(ast.Name("range"), call.args, []) if _last(call.func) == "trange" else call.args[0]
         if not isinstance(node, ast.For) or not isinstance(call, ast.Call) or _last(call.func) != "range":
             continue
@@ -183,8 +188,8 @@ def _model(module: ast.Module, optimizers: Sequence[ast.Call], script: Script) -
 
 
 class Made(Code):
-    """What an expression makes: `target` is the dotted name of its class or function, which begins with a dot if it is
-    in this file, and is empty if it cannot be seen.
+    """An expression that makes an object: `target` is the dotted name of its class or function, which begins with a dot
+    if it is in this file, and is empty if it cannot be seen.
     """
 
     node: ast.expr
@@ -232,7 +237,7 @@ def _of_parameters(call: ast.Call) -> Iterator[ast.Attribute]:
 
 
 def _inner(node: ast.expr) -> ast.expr:
-    """What a chain of `.to(...)`, `.cuda()` and wrappers begins with."""
+    """The begin of a chain of `.to(...)`, `.cuda()` and wrappers."""
     while isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "cuda", "cpu", "train", "float"):
             node = node.func.value

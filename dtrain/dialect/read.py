@@ -190,7 +190,8 @@ def _python(text: str, place: str) -> Any:
         ) from error
     script = _Script(module)
     tree: dict[str, Any] = {}
-    made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    owned = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)} & set(CALLS)
+    made = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _last(node.func) not in owned]
     if any(_last(call.func) in ARGUMENTS for call in made):
         classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
         own = [each.name for each in classes if any(_last(base) in TRAINERS for base in each.bases)]

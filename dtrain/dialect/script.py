@@ -16,7 +16,7 @@ from dtrain.dialect.ledger import Code, Ledger, count, whole
 from dtrain.dialect.lightning import TRAINER
 from dtrain.dialect.lightning_strategy import devices, strategy
 from dtrain.dialect.loops import LOOP, LOSSES, TOOLS, Made
-from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
+from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.terms import BEHIND, CLIP, DISK, MATRICES, OFFLOAD, decaying, optimizer, passes
 
 TITLE = "PyTorch"
@@ -31,6 +31,8 @@ SEVERAL = tuple(f"{LOOP}.{name}" for name in (*TOOLS, "wrapper"))
 def translate(ledger: Ledger) -> None:
     for tell in (_accelerator, _fabric, _optimizer, _schedule, _batch, _length, _parts):
         tell(ledger)
+    hidden = [key for key in ledger.open() if ".**" in key]
+    ledger.settle(refused("these arguments are not in the script. Type the equivalent words."), *hidden)
     ledger.apply(RULES)
     if not ledger.asks("clip"):
         ledger.imply({"clip": None}, "the script does not clip")
@@ -80,9 +82,8 @@ def _optimizer(ledger: Ledger) -> None:
     if 0 < len(decays) <= GROUPS and len(kept) <= 1 and not any(isinstance(value, Code) for value in kept):
         ledger.settle(says({"optim.weight_decay": kept[0] if kept else 0.0}, MATRICES), *decays)
         ledger.settle(unneeded("all of the model"), *groups)
-    called = str(ledger.leaves.get(f"{arguments}.params.class_path", ledger.leaves.get(f"{arguments}.params", "")))
     own = refused("groups of parameters. Type optim.lr_of={<pattern of names>: <lr>}, or optim._target_=<yours>.")
-    is_all = called.endswith((".parameters", ".parameters()"))
+    is_all = str(ledger.leaves.get(f"{arguments}.params")).endswith(".parameters()")
     ledger.settle(unneeded("all parameters of the model") if is_all else own, *groups)
     if "optim.weight_decay" in ledger.words:
         ledger.settle(unneeded("the groups give it"), f"{arguments}.weight_decay")
@@ -189,6 +190,10 @@ def _loggers(ledger: Ledger, key: str, value: Any) -> None:
     LOGGING(ledger, key, one)
 
 
+def is_code(ledger: Ledger, key: str, value: Any) -> bool:
+    return isinstance(value, Code)
+
+
 OWN_LOOP = unneeded("an option of Accelerate's own loop")
 PLUGIN = refused("type strategy=fsdp, zero2 or zero3, with its arguments.")
 DETAIL = unneeded("affects speed and memory only")
@@ -224,7 +229,6 @@ ACCELERATOR: Mapping[str, Any] = {
     },
     "deepspeed_plugin.class_path fsdp_plugin.class_path": unneeded("covered by its arguments"),
     "deepspeed_plugin fsdp_plugin megatron_lm_plugin megatron_lm_plugin.** deepspeed_plugin.** fsdp_plugin.**": PLUGIN,
-    "**": refused("not known of Accelerator. Type the equivalent word, or leave it out."),
 }
 SAYS: Mapping[str, Any] = {
     "Accelerator": ACCELERATOR,
@@ -241,11 +245,10 @@ SAYS: Mapping[str, Any] = {
         ),
         "drop_last num_workers pin_memory persistent_workers prefetch_factor timeout generator generator.** "
         "worker_init_fn multiprocessing_context pin_memory_device in_order": DETAIL,
-        "**": refused("these arguments are not in the script. Type the equivalent words."),
     },
     "clip_grad_norm": CLIP,
     "clip_grad_value": refused("dtrain clips gradients by their norm. Type clip=<largest norm>.", "clip"),
-    "seed": to("seed", whole),
+    "seed": when(is_code, refused("runs are always seeded. Type seed=<number> for another than 0."), to("seed", whole)),
     "epochs": passes,
     "steps": to("steps", count),
     "precision": lambda ledger, key, value: ledger.carry(key, {"precision": value}, "autocast"),

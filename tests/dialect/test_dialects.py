@@ -32,8 +32,8 @@ PYTHON = {
     "lightning_fsdp.py": 15,
     "ray_script.py": 14,
     "transformers_sft.py": 25,
-    "script_accelerate.py": 26,
-    "script_torchrun.py": 13,
+    "script_accelerate.py": 27,
+    "script_torchrun.py": 16,
 }
 """Arguments of the calls in them, and classes of objects among those, counted by hand."""
 NAMES = {"ds": "deepspeed"}

@@ -27,8 +27,6 @@ ROWS = {
 EACH = [pytest.param(tool, row, id=row.source.rpartition("/")[2]) for tool, rows in ROWS.items() for row in rows]
 TWO_TOOLS = {"ray-project/ray doc/source/train/doc_code/getting_started_lightning.py"}
 """A script of Lightning under Ray Train, of which as= says which is read."""
-COUNTED = {"epochs": "steps=50", "evaluate.every": "evaluate.every=50", "checkpoint.every": "checkpoint.every=100"}
-"""What is typed in place of epochs, which no data is here to count."""
 
 
 def read(tool: str, row: Row) -> Imported:
@@ -47,7 +45,7 @@ def typed(read: Imported, values: dict[str, Any], place: Path) -> list[str]:
         one
         for word, value in words.items()
         for one in (f"{word}={values[word]}".split() if value.startswith("<") else [f"{word}={value}"])
-    ] + [COUNTED[word] for word in COUNTED if word == "epochs" in read.words or read.words.get(word) == "epoch"]
+    ] + read.counted
 
 
 def chosen(part: Part) -> str:

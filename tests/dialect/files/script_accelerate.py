@@ -21,7 +21,7 @@ loader = DataLoader(Faces(), batch_size=8, shuffle=True, collate_fn=collate, num
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, weight_decay=0.1, betas=(0.9, 0.95))
 scheduler = get_scheduler("cosine", optimizer=optimizer, num_warmup_steps=10, num_training_steps=len(loader) * EPOCHS)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-for epoch in range(EPOCHS):
+for _epoch in range(EPOCHS):
     for x, y in loader:
         with accelerator.accumulate(model):
             accelerator.backward(torch.nn.functional.mse_loss(model(x), y))

@@ -59,6 +59,7 @@ def translate(ledger: Ledger) -> None:
             if word not in ledger.words:
                 ledger.ask(word)
     ledger.imply({"clip": None}, DEFAULT)
+    _parts(ledger, outer)
     if "epochs" in ledger.words:
         ledger.imply({"evaluate.every": EPOCH, "checkpoint.every": EPOCH}, DEFAULT)
 
@@ -166,6 +167,22 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         ledger.ask("schedule")
     elif name:
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
+
+
+def _parts(ledger: Ledger, outer: str) -> None:
+    """Ask for what the classes of model and data hold, so that no default takes their place."""
+    path = str(ledger.get(f"{outer}model.class_path", "<the LightningModule>"))
+    package = "<its package>" if path.startswith("<") else path.partition(".")[0]
+    ledger.ask("model")
+    ledger.command["model"] = f"<in its place model._target_={path} trust=[{package}]>"
+    ledger.ask("objective", "lightning for its training_step, or another")
+    if "optim" not in ledger.words and not ledger.asks("optim"):
+        ledger.ask("optim", "lightning for its configure_optimizers, or another")
+    if "schedule" not in ledger.words and not ledger.asks("schedule"):
+        ledger.ask("schedule", "constant, with schedule.warmup=0, where configure_optimizers has no scheduler")
+    terms.ask_for_data(ledger, "dataset, with data.dataset._target_=<its dataset> trust=[<its package>]")
+    if "accumulate" not in ledger.words and not ledger.asks("accumulate"):
+        ledger.ask("batch", "samples of a step, of all ranks")
 
 
 FP8 = "dtrain has fp32, bf16, bf16_true, fp16, and fp8 with torchao. Type precision=bf16."

@@ -160,8 +160,7 @@ def _parts(ledger: Ledger) -> None:
         ledger.ask("model", "hf" if kind else f"in its place {mine}")
     mine = _target("data.dataset", ledger.leaves.get(data), ledger)
     ledger.settle(refused(f"made by code. Type data=dataset {mine}, or another word for data."), data, f"{data}.**")
-    ledger.ask("data", f"dataset, with {mine}")
-    ledger.words["data"], ledger.implied["data"] = "???", "the data is code, and must be typed"
+    terms.ask_for_data(ledger, f"dataset, with {mine}")
     loss = str(ledger.get(f"{LOOP}.loss"))
     hint = f"{LOSSES[loss]} for {loss}" if loss in LOSSES else "the word for its loss; own: the model computes it"
     ledger.settle(refused(f"the loss is code. Type objective=<{hint}>."), f"{LOOP}.loss")

@@ -204,6 +204,12 @@ def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
     return rule
 
 
+def ask_for_data(ledger: Ledger, what: str) -> None:
+    """Ask for the data, also in the recipe, so that no default takes its place."""
+    ledger.ask("data", what)
+    ledger.words["data"], ledger.implied["data"] = "???", "the data is code, and must be typed"
+
+
 def precision_rule(table: Mapping[Any, str], other: str) -> Rule:
     """Carry a precision over by a table of the tool's names -> dtrain's."""
     return chosen({name: says({"precision": word}) for name, word in table.items()}, refused(other, "precision"))

@@ -266,8 +266,12 @@ def _every(word: str, strategy: str) -> Rule:
 
 def _by(word: str) -> Rule:
     return chosen(
-        {"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, "only the last step")},
-        refused(f"the file does not give the samples of an epoch. Type {word}=<samples / batch>."),
+        {
+            "steps": unneeded(f"{word} counts steps"),
+            "no": says({word: 0}, "only the last step"),
+            "epoch": says({word: "epoch"}),
+        },
+        refused(f"computed in Python, which dtrain does not run. Type {word}=<steps, or epoch>."),
     )
 
 

@@ -123,7 +123,7 @@ def test_the_adapter_of_a_quantised_base_is_on_the_command_line(tmp_path: Path) 
     ("arguments", "words"),
     [
         ("eval_strategy='no', eval_steps=7", {"evaluate.every": 0}),
-        ("eval_strategy='epoch', eval_steps=7", {}),
+        ("eval_strategy='epoch', eval_steps=7", {"evaluate.every": "epoch"}),
         ("eval_steps=7", {"evaluate.every": 7}),
         ("max_grad_norm=0", {"clip": None}),
         ("fp16=True", {"precision": "fp16"}),

@@ -109,6 +109,11 @@ def redirected(objective: Objective, model: nn.Module) -> nn.Module:
     return objective.redirected(model) if isinstance(objective, Redirecting) else model
 
 
+def asked(objective: Objective, batch: Batch) -> Any:
+    """The model's input where its answer is wanted, and no loss."""
+    return batch["inputs"] if isinstance(objective, Redirecting) else objective.inputs(batch)
+
+
 def prepared(objective: Objective, source: Source, seed: int) -> Source:
     """The samples as the objective takes them. Raises WordsError if it cannot take them."""
     return objective.prepared(source, seed=seed) if isinstance(objective, Preparing) else source

@@ -54,6 +54,8 @@ def test_two_ranks_have_the_same_losses(words: list[str], tmp_path: Path, monkey
     assert two.metrics == pytest.approx(one.metrics, abs=1e-6)
     assert one.metrics["eval_loss"] == one.metrics["eval_val_loss"] and 0 < one.metrics["eval_accuracy"] <= 1
     assert [*dtrain.load(tmp_path / "two", model=Lit, data=Faces).state_dict()] == [*Lit().state_dict()]
+    answers = dtrain.predictions(tmp_path / "two", [Faces()[0][0]], model=Lit, data=Faces)
+    assert len(answers[0]["prediction"]) == 2, "its forward answers"
 
 
 def test_what_only_the_trainer_of_lightning_does_is_refused(tmp_path: Path) -> None:

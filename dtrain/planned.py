@@ -15,6 +15,7 @@ import yaml
 from dtrain.config import files
 from dtrain.config.facts import Part as Part
 from dtrain.config.facts import about, fact
+from dtrain.config.period import Period
 from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -152,7 +153,7 @@ class Plan:
     fork: str | None
     trust: tuple[str, ...]
     log_every: int
-    evaluate_every: int
+    evaluate_every: Period
     evaluate_samples: int | None
     evaluate_metrics: Mapping[str, Part]
     """Name of the figure, without eval_ -> a dtrain.metric.Metric, or one of torchmetrics."""

@@ -27,6 +27,8 @@ TYPED = {
 }  # fmt: skip
 """For every word that a file may leave open."""
 OF_CODE = {"model", "data", "data.holdout"}
+COUNTED = {"epochs": "steps=50", "evaluate.every": "evaluate.every=50", "checkpoint.every": "checkpoint.every=100"}
+"""What is typed in place of epochs, which no data is here to count."""
 FILES = Path(__file__).parent / "dialect/files"
 
 
@@ -57,13 +59,17 @@ class Imported:
     def command(self) -> dict[str, str]:
         return self.ledger.command
 
+    @property
+    def counted(self) -> list[str]:
+        return [COUNTED[word] for word in COUNTED if word == "epochs" in self.words or self.words.get(word) == "epoch"]
+
     def plan(self, folder: Path, *more: str, gpus: int = 0) -> Plan:
         """Of the recipe as it is printed, the trust that its header names, and something for what it asks."""
         path = folder / "recipe.yaml"
         path.write_text(self.recipe)
         trust = [f"trust={self.command['trust']}"] if "trust" in self.command else []
         answers = [f"{word}={TYPED[word]}" for word in TYPED if self.ledger.words.get(word) == "???"]
-        return resolve(compose([f"recipe={path}", *trust, *answers, *more]), Cluster(gpus=gpus, cpus=2))
+        return resolve(compose([f"recipe={path}", *trust, *answers, *self.counted, *more]), Cluster(gpus=gpus, cpus=2))
 
 
 def imported(path: Path) -> Imported:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 from dtrain.checkpoint import commit as commits
+from dtrain.config.period import Period, is_due
 from dtrain.errors import LeaseError, StoreError
 from dtrain.storage import lease, store
 from dtrain.storage.attempts import (
@@ -39,7 +40,7 @@ class Policy:
     the lowest or highest metric `best` are kept.
     """
 
-    every: int
+    every: Period
     keep: int | None
     keep_every: int | None = None
     best: str | None = None
@@ -47,11 +48,11 @@ class Policy:
     best_is: Best = "lowest"
 
     def due(self, step: int) -> bool:
-        return any(period and step % period == 0 for period in (self.every, self.ephemeral))
+        return is_due(self.every, step) or is_due(self.ephemeral, step)
 
     def passing(self, step: int) -> bool:
         """Whether the checkpoint of this step is kept only until the next one is committed."""
-        return bool(self.ephemeral) and step % self.ephemeral == 0 and not (self.every and step % self.every == 0)
+        return is_due(self.ephemeral, step) and not is_due(self.every, step)
 
     def staying(self, steps: list[int], scores: Mapping[int, float]) -> set[int]:
         """The steps to keep, newest first, out of those with a valid checkpoint."""

@@ -29,6 +29,7 @@ from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.writer import FATAL, CheckpointWriter, SaveResult, describe
 from dtrain.config.environment import LEASE, MEMORY
+from dtrain.config.period import Period
 from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
@@ -54,7 +55,7 @@ class Sharded:
         out: str,
         mesh: Mesh,
         resume: str,
-        every: int,
+        every: Period,
         keep: int | None,
         keep_every: int | None = None,
         best: str | None = None,

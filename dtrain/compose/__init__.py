@@ -20,6 +20,7 @@ from dtrain.compose.check import Vocabulary, is_moot, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
 from dtrain.config import meaning
+from dtrain.config.period import COUNTED, EPOCH
 from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, of_scope
 from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, StoreError, WordsError
@@ -103,8 +104,11 @@ def with_spaces(asked: Sequence[Word]) -> list[Word]:
 
 
 def _with_steps(written: list[Word], run: str | None) -> list[Word]:
-    """The words of a run, whose epochs were steps of data that need not be here."""
-    if run is None or all(word.key != "epochs" or word.value is None for word in written):
+    """The words of a run, whose epochs were steps of data that need not be here; it is read, so no period counts."""
+    if run is None:
+        return written
+    written = [word for word in written if not (word.key in COUNTED and word.value == EPOCH)]
+    if all(word.key != "epochs" or word.value is None for word in written):
         return written
     try:
         known = yaml.safe_load(store.read(store.join(run, "plan.yaml")))["steps"]

@@ -67,12 +67,11 @@ SPEED = "There is no profiler during training; metrics.jsonl has the seconds of 
 OFF = "It is off here too. Leave it out."
 NAMED = "A run is called by its folder. Type out=runs/{}."
 BY_STEPS = {
-    name: {"no": f"{name}=0", "steps": f"{name} counts steps. Type {name}=<steps>.",
-           OTHER: f"{name} counts steps. Type {name}=<samples / batch> for once an epoch."}
+    name: {"no": f"{name}=0", "epoch": f"{name}=epoch", OTHER: f"{name} counts steps. Type {name}=<steps>."}
     for name in ("evaluate.every", "checkpoint.every")
 }
 BY_EPOCHS = {
-    name: {"1": f"{name} counts steps. Type {name}=<samples / batch> for once an epoch.",
+    name: {"1": f"{name}=epoch",
            OTHER: f"{name} counts steps. Type {name}=<{{}} x samples / batch>."}
     for name in ("evaluate.every", "checkpoint.every")
 }
@@ -139,8 +138,14 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     # evaluation, checkpoints, stopping
     "check_val_every_n_epoch validation_freq": BY_EPOCHS["evaluate.every"],
     "every_n_epochs save_every_n_epochs": BY_EPOCHS["checkpoint.every"],
-    "evals_per_epoch": "evaluate.every counts steps. Type evaluate.every=<samples / batch / {}>.",
-    "saves_per_epoch": "checkpoint.every counts steps. Type checkpoint.every=<samples / batch / {}>.",
+    "evals_per_epoch": {
+        "1": "evaluate.every=epoch",
+        OTHER: "evaluate.every counts steps. Type evaluate.every=<samples / batch / {}>.",
+    },
+    "saves_per_epoch": {
+        "1": "checkpoint.every=epoch",
+        OTHER: "checkpoint.every counts steps. Type checkpoint.every=<samples / batch / {}>.",
+    },
     "val_check_interval": {"1.0": BY_EPOCHS["evaluate.every"]["1"], PART: BY_EPOCHS["evaluate.every"][OTHER]},
     "eval_steps": {PART: "evaluate.every counts steps. Type evaluate.every=<{} x steps>."},
     "save_steps": {PART: "checkpoint.every counts steps. Type checkpoint.every=<{} x steps>."},

@@ -78,10 +78,11 @@ class Log:
 
 @dataclass
 class Evaluate:
-    every: int = key(
-        "int >= 0 steps",
+    every: Any = key(
+        "int >= 0 steps or epoch",
         200,
-        "steps between evaluations on held-out data; the last step, or stop_after, always has one; 0: only that",
+        "steps between evaluations on held-out data, epoch: each step that ends a pass over the training data; the "
+        "last step, or stop_after, always has one; 0: only that",
         "open",
     )
     samples: int | None = key("int >= 1 samples or null", 256, "held-out samples; null: all of them", "open")

@@ -14,6 +14,7 @@ from dtrain.config import files
 from dtrain.config.schema import GROUPS, LISTS, WORDS
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
+from dtrain.dialect.loops import LOOP
 from dtrain.dialect.read import ARGUMENTS, read
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.secrets import screen
@@ -25,6 +26,7 @@ DIALECTS = (
     "deepspeed",
     "lightning",
     "ray",
+    "script",
     "torchtitan",
     "torchtune",
     "transformers",
@@ -60,6 +62,8 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
             f"{place}: no key belongs to a supported tool ({', '.join(list(tree)[:4])} ...). Type as=<one of "
             f"{', '.join(DIALECTS)}>."
         )
+    if LOOP in tree:
+        return "script"
     if "scaling_config" in tree and "trainer" in tree:
         return "ray"  # Ray runs Lightning's Trainer on its workers
     if set(ARGUMENTS) & set(tree):

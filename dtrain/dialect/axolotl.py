@@ -8,6 +8,7 @@ axolotl fine-tunes transformers models with transformers' Trainer, whose default
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.period import EPOCH
 from dtrain.dialect import accelerate, nested, terms
 from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.axolotl_adapter import OPTIONS, UNUSED, adapter_section
@@ -58,7 +59,7 @@ def _steps(ledger: Ledger) -> None:
         ledger.settle(to("steps", count), "max_steps")
         ledger.settle(unneeded("max_steps ends the run"), "num_epochs")
     else:
-        ledger.settle(given(terms.EPOCHS), "num_epochs")
+        ledger.settle(given(terms.passes), "num_epochs")
         ledger.imply({"epochs": 1}, DEFAULT)
     batch, micro, parts = (ledger.get(key) for key in ("batch_size", "micro_batch_size", "gradient_accumulation_steps"))
     if batch is not None and parts is not None:
@@ -166,12 +167,13 @@ FSDP: Mapping[str, Rule] = {
 def per_epoch(word: str) -> Rule:
     """Refuse a frequency per epoch, since the file does not give the samples of an epoch."""
     never = says({word: 0}, "only the last step")
-    return chosen({0: never}, terms.of_samples(word, lambda value: f"samples / batch / {value}"))
+    once = says({word: EPOCH})
+    return chosen({0: never, 1: once}, terms.of_samples(word, lambda value: f"samples / batch / {value}"))
 
 
 def counted_by(word: str, never: str) -> Rule:
     """Translate what an interval counts: steps, epochs, or nothing."""
-    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.once_an_epoch(word))
+    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.epochs(word))
 
 
 def _holdout(ledger: Ledger, key: str, value: Any) -> None:
@@ -212,7 +214,7 @@ KEYS: Mapping[str, Any] = {
     "batch_size": refused("Type batch=<samples of a step over all ranks>.", "batch"),
     "eval_batch_size": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
-    "num_epochs": terms.EPOCHS,
+    "num_epochs": terms.passes,
     "max_steps": chosen({-1: unneeded("no limit"), 0: unneeded("no limit")}, to("steps", count)),
     "learning_rate": to("optim.lr"),
     "weight_decay": to("optim.weight_decay"),

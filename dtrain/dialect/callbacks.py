@@ -2,7 +2,7 @@
 
 from dtrain.dialect.ledger import Ledger, count
 from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
-from dtrain.dialect.terms import of_epochs
+from dtrain.dialect.terms import epochs
 
 
 def class_of(ledger: Ledger, key: str) -> str:
@@ -104,7 +104,7 @@ ONE_BEST = refused(
 CHECKPOINT = table(
     {
         "every_n_train_steps": to("checkpoint.every", count),
-        "every_n_epochs": of_epochs("checkpoint.every"),
+        "every_n_epochs": epochs("checkpoint.every"),
         "train_time_interval": refused("dtrain saves by steps. Type checkpoint.every=<steps>."),
         "save_last": unneeded("the newest checkpoint is always kept"),
         "dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end": unneeded(

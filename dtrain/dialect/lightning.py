@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.period import EPOCH
 from dtrain.dialect import terms
 from dtrain.dialect.callbacks import callbacks, class_of, sections
 from dtrain.dialect.ledger import Ledger, count, names, show, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
 from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
-from dtrain.dialect.terms import EPOCHS, OPTIONS, decaying, of_epochs, optimizer, unknown_optimizer
+from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, passes, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -35,6 +36,8 @@ DATA = (
 )
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
+DEFAULT = "default of Lightning"
+EVERY = epochs("evaluate.every")
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
@@ -52,10 +55,13 @@ def translate(ledger: Ledger) -> None:
     prefixed = {f"{section}{name}": rule for name, rule in TRAINER.items()}
     ledger.apply(prefixed | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
     if unseen:
-        for word in ("precision", "clip", "steps"):
+        for word in ("precision", "clip", *(["steps"] if "epochs" not in ledger.words else [])):
             if word not in ledger.words:
                 ledger.ask(word)
-    ledger.imply({"clip": None}, "Lightning does not clip by default")
+    ledger.imply({"clip": None}, DEFAULT)
+    _parts(ledger, outer)
+    if "epochs" in ledger.words:
+        ledger.imply({"evaluate.every": EPOCH, "checkpoint.every": EPOCH}, DEFAULT)
 
 
 def _steps(ledger: Ledger, t: str) -> None:
@@ -113,8 +119,10 @@ def _evaluation(ledger: Ledger, t: str) -> None:
     """Convert val_check_interval from loader batches, which are microbatches here, to steps."""
     key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
     value = ledger.leaves.get(key)
+    if value not in (None, 1.0) or isinstance(value, int):
+        ledger.settle(chosen({1: unneeded("val_check_interval says when")}, EVERY), f"{t}check_val_every_n_epoch")
     if isinstance(value, float) and value:
-        ledger.settle(of_epochs("evaluate.every"), key)
+        ledger.settle(EVERY, key)
     elif not isinstance(value, int) or isinstance(value, bool) or not _is_count(parts):
         return
     elif value % parts:
@@ -161,6 +169,22 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
+def _parts(ledger: Ledger, outer: str) -> None:
+    """Ask for what the classes of model and data hold, so that no default takes their place."""
+    path = str(ledger.get(f"{outer}model.class_path", "<the LightningModule>"))
+    package = "<its package>" if path.startswith("<") else path.partition(".")[0]
+    ledger.ask("model")
+    ledger.command["model"] = f"<in its place model._target_={path} trust=[{package}]>"
+    ledger.ask("objective", "lightning for its training_step, or another")
+    if "optim" not in ledger.words and not ledger.asks("optim"):
+        ledger.ask("optim", "lightning for its configure_optimizers, or another")
+    if "schedule" not in ledger.words and not ledger.asks("schedule"):
+        ledger.ask("schedule", "constant, with schedule.warmup=0, where configure_optimizers has no scheduler")
+    terms.ask_for_data(ledger, "dataset, with data.dataset._target_=<its dataset> trust=[<its package>]")
+    if "accumulate" not in ledger.words and not ledger.asks("accumulate"):
+        ledger.ask("batch", "samples of a step, of all ranks")
+
+
 FP8 = "dtrain has fp32, bf16, bf16_true, fp16, and fp8 with torchao. Type precision=bf16."
 MIXED = {
     "32-true": "fp32",
@@ -186,7 +210,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     "num_nodes": to("nodes", count),
     "precision": terms.precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
-    "max_epochs": chosen({-1: unneeded("no limit")}, EPOCHS),
+    "max_epochs": chosen({-1: unneeded("no limit")}, passes),
     "min_epochs min_steps": lacking("a run always ends at steps. Leave it out."),
     "max_time max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
@@ -197,9 +221,7 @@ TRAINER_KEYS: Mapping[str, Any] = {
     ),
     "log_every_n_steps": to("log.every", count),
     "val_check_interval": refused("the evaluation interval is counted in steps. Type evaluate.every=<steps>."),
-    "check_val_every_n_epoch": chosen(
-        {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, of_epochs("evaluate.every")
-    ),
+    "check_val_every_n_epoch": chosen({None: unneeded("empty")}, EVERY),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps first"),
     "limit_val_batches": chosen(
         {0: says({"evaluate.every": 0}, "but after the last step; data.holdout=0 turns that off too")},

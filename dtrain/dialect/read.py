@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from dtrain.dialect import others
+from dtrain.dialect import loops, others
+from dtrain.dialect.defaults import looked_through
 from dtrain.dialect.ledger import Code, Differs, flatten, names
 from dtrain.errors import WordsError, first_line
 from dtrain.storage import store
@@ -194,7 +195,8 @@ def _python(text: str, place: str) -> Any:
         ) from error
     script = _Script(module)
     tree: dict[str, Any] = {}
-    made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    owned = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)} & set(CALLS)
+    made = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _last(node.func) not in owned]
     if any(_last(call.func) in ARGUMENTS for call in made):
         classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
         own = [each.name for each in classes if any(_last(base) in TRAINERS for base in each.bases)]
@@ -207,6 +209,9 @@ def _python(text: str, place: str) -> Any:
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
+        written = looked_through(module)
+        if tree := loops.read(written, _Script(written)):
+            return tree
         others.refuse_assignments(module, place)
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
     for name, value in tree.pop("ray_trainer", {}).items():

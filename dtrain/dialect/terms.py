@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtrain.config import files
+from dtrain.config.period import EPOCH
 from dtrain.dialect.ledger import Code, Ledger, Rule, count, number, positive, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
 from dtrain.secrets import screen
@@ -172,22 +173,19 @@ def unknown_schedule(name: str) -> str:
     return f"unknown schedule {name}. Type schedule=linear, cosine, constant or wsd."
 
 
-def of_epochs(word: str) -> Rule:
-    """Refuse a number of epochs between events, since the file does not give the number of samples."""
-    return of_samples(word, lambda value: f"{value} x samples / batch")
+def epochs(word: str) -> Rule:
+    """Carry a period of one epoch over; refuse a number of epochs, since the file does not give the number of
+    samples.
+    """
+    once = says({word: EPOCH})
+    return chosen({1: once, EPOCH: once}, of_samples(word, lambda value: f"{value} x samples / batch"))
 
 
-def once_an_epoch(word: str) -> Rule:
-    """Refuse `epoch` as what an interval counts."""
-
-    def rule(ledger: Ledger, key: str, value: Any) -> None:
-        ledger.ask(word, "samples / batch")
-        ledger.refuse(key, f"this file does not give the samples of an epoch. Type {word}=<samples / batch>.")
-
-    return rule
-
-
-EPOCHS = to("epochs", positive, "passes over the training data, the last step filled up")
+def passes(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry the length of a run in epochs over: they are counted when the data is known."""
+    to("epochs", positive, "passes over the training data, the last step filled up")(ledger, key, value)
+    if "epochs" in ledger.words:
+        ledger.command.pop("steps", None)
 
 
 def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
@@ -201,6 +199,12 @@ def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
         ledger.refuse(key, f"this file does not give the samples of an epoch. Type {word}=<{hint(value)}>.")
 
     return rule
+
+
+def ask_for_data(ledger: Ledger, what: str) -> None:
+    """Ask for the data, also in the recipe, so that no default takes its place."""
+    ledger.ask("data", what)
+    ledger.words["data"], ledger.implied["data"] = "???", "the data is code, and must be typed"
 
 
 def precision_rule(table: Mapping[Any, str], other: str) -> Rule:

@@ -168,10 +168,10 @@ KEYS: Mapping[str, Any] = {
         says({"resume": "must"}), unneeded("resume=auto resumes if there is a checkpoint")
     ),
     "save_every_n_steps": to("checkpoint.every", count),
-    "save_every_n_epochs": terms.of_epochs("checkpoint.every"),
+    "save_every_n_epochs": terms.epochs("checkpoint.every"),
     "save_adapter_weights_only enable_async_checkpointing use_distributed_state_dict": terms.CHECKPOINTS,
     "keep_last_n_checkpoints": to("checkpoint.keep", count),
-    "epochs": terms.EPOCHS,
+    "epochs": terms.passes,
     "max_steps_per_epoch": refused("Type steps=<epochs x it>.", "steps"),
     "batch_size": to("microbatch", count, "samples per forward on one rank"),
     "batch_size_val": unneeded("evaluation uses the microbatch size"),

@@ -15,7 +15,7 @@ from dtrain.dialect.axolotl import FSDP
 from dtrain.dialect.axolotl_adapter import REFUSED
 from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, positive, show, text, whole
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded
-from dtrain.dialect.terms import CLIP, EPOCHS
+from dtrain.dialect.terms import CLIP, passes
 from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
 from dtrain.dialect.transformers_model import model_section
 from dtrain.dialect.transformers_optim import TRAINER, optimizer_section
@@ -170,8 +170,12 @@ def _every(word: str, strategy: str) -> Rule:
 
 def _by(word: str) -> Rule:
     return chosen(
-        {"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, "only the last step")},
-        terms.once_an_epoch(word),
+        {
+            "steps": unneeded(f"{word} counts steps"),
+            "no": says({word: 0}, "only the last step"),
+            "epoch": says({word: "epoch"}),
+        },
+        refused(f"computed in Python, which dtrain does not run. Type {word}=<steps, or epoch>."),
     )
 
 
@@ -202,7 +206,7 @@ KEYS: Mapping[str, Any] = {
     "adam_epsilon": to("optim.eps"),
     "max_grad_norm": CLIP,
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
-    "num_train_epochs": EPOCHS,
+    "num_train_epochs": passes,
     "seed": to("seed", whole),
     "data_seed": lacking("seed orders the data too. Leave it out."),
     "logging_steps": to("log.every", count),

@@ -11,6 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from statistics import median
 
@@ -146,7 +147,7 @@ def space(case: Case) -> Iterable[Finding]:
 def standing(plan: Plan) -> int:
     """Most checkpoints that exist at a time, including the one being written."""
     word, steps = plan.checkpoint, plan.steps
-    every, keep = word.get("every") or steps, word.get("keep")
+    every, keep = Fraction(word.get("every") or steps), word.get("keep")
     saves: int = -(-steps // every) + 1
     ephemeral = bool(word.get("ephemeral"))
     if keep is None:

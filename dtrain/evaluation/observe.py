@@ -9,12 +9,13 @@ from torch import Tensor
 from dtrain.build import GIVEN, build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
+from dtrain.config.period import EPOCH, is_due
 from dtrain.evaluation import whole
 from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
 from dtrain.evaluation.patience import Patience
 from dtrain.evaluation.session import watch
-from dtrain.hook import Hook, StepInfo, epochs, figure, gives_none, is_due, numbers, plain
+from dtrain.hook import Hook, StepInfo, epochs, figure, gives_none, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
@@ -105,8 +106,8 @@ class Observers:
 
     def _is_due(self, hook: Hook, step: int, seen: int) -> bool:
         """Whether a hook is called after `step`, which may not be the last."""
-        if hook.every != "epoch":
-            return is_due(hook.every, step, last=False)
+        if hook.every != EPOCH:
+            return is_due(hook.every, step)
         return epochs(self._source, seen) != epochs(self._source, seen - self._plan.batch.size)
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
@@ -135,7 +136,7 @@ class Observers:
         kill came between the evaluation and the record of the best checkpoint, that is made now.
         """
         known = self._log.figures_at(step)
-        is_missing = is_due(self._plan.evaluate_every, step, last=False) and self._one not in known
+        is_missing = is_due(self._plan.evaluate_every, step) and self._one not in known
         if self._measured_on and 0 < step < self._plan.last_step and is_missing:
             self.evaluate(step)
         elif known and step:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.period import Period, is_due
 from dtrain.mesh import Mesh
 from dtrain.storage.attempts import best_step
 
@@ -16,7 +17,7 @@ class Patience:
     `every` steps, so that a run that was stopped, killed or rewound ends at the step of one that was not.
     """
 
-    def __init__(self, stop: Mapping[str, Any], *, every: int, mesh: Mesh, seen: Mapping[int, float]) -> None:
+    def __init__(self, stop: Mapping[str, Any], *, every: Period, mesh: Mesh, seen: Mapping[int, float]) -> None:
         self._stop, self._every, self._mesh = stop, every, mesh
         self._seen = dict(seen)
 
@@ -41,7 +42,7 @@ class Patience:
     def _reason(self, step: int) -> str:
         sign = 1 if self._stop["is_best"] == "lowest" else -1
         best, since, waited = math.inf, 0, 0
-        for at in sorted(at for at in self._seen if at <= step and at % self._every == 0):
+        for at in sorted(at for at in self._seen if at <= step and is_due(self._every, at)):
             value = sign * self._seen[at]
             if value < best - self._stop["least"]:
                 best, since, waited = value, at, 0

@@ -32,7 +32,7 @@ from dtrain.loop.step import call
 from dtrain.model import evaluating, seeds
 from dtrain.model.labels import names_in
 from dtrain.model.limits import limits_of
-from dtrain.objective import answer
+from dtrain.objective import answer, asked
 from dtrain.planned import Part, Plan
 from dtrain.result import Result, versions
 from dtrain.secrets import screen
@@ -223,7 +223,7 @@ def _answers(parts: Parts, source: Source, index: Indices, batch: int, form: For
         seeds.reseed(0, number, mesh.batch_rank)
         with parts.precision.autocast(mesh.device):
             try:
-                outputs = answer(call(parts.forward, parts.objective.inputs(given)))
+                outputs = answer(call(parts.forward, asked(parts.objective, given)))
             except Exception:
                 _refuse_other(given, parts)
                 raise

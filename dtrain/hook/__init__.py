@@ -116,8 +116,3 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def figure(name: str) -> str:
     """The metric that a number of a hook becomes."""
     return f"eval_{name.removeprefix('eval_')}"
-
-
-def is_due(every: int, step: int, *, last: bool) -> bool:
-    """Whether an action with this period (0: only at the end) is due after this step."""
-    return last or bool(every and step % every == 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from dtrain.data import TextSource, context_of
 from dtrain.hook import StepInfo
@@ -13,7 +13,7 @@ from dtrain.objective import answer
 @dataclass(frozen=True)
 class Sample:
     about: ClassVar[Mapping[str, Any]] = {"figures": {}}
-    every: int
+    every: int | Literal["epoch"]
     prompt: str
     tokens: int
     temperature: float

@@ -25,7 +25,7 @@ from dtrain.model.attention import check_padding, mask_beside, unmasked
 from dtrain.model.limits import limits_of
 from dtrain.model.patterns import check_rates
 from dtrain.model.seeds import derive
-from dtrain.objective import Objective, check_padded, chunk_asked, counted, prepared
+from dtrain.objective import Objective, check_padded, chunk_asked, counted, prepared, redirected
 from dtrain.objective.state import check_parameters
 from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
@@ -163,6 +163,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
         raise WordsError("objective: it changes samples by their index, and data=stream has none. Name other data.")
     facts = facts_of(source, plan)
     model = construct(plan.model, facts=facts, seed=derive(plan.seed, "model"), adapter=plan.adapter)
+    model = redirected(objective, model)
     check_rates(model, plan.optim.get("lr_of") or {})
     check_padding(model, plan.data.get("pad"))
     beside = mask_beside(model)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE, Batch, Source
@@ -95,6 +95,23 @@ class Preparing(Objective, Protocol):
     """An objective that changes the samples, as their index and pass say."""
 
     def prepared(self, source: Source, *, seed: int) -> Source: ...
+
+
+@runtime_checkable
+class Redirecting(Objective, Protocol):
+    """An objective that is a method of the model."""
+
+    def redirected(self, model: nn.Module) -> nn.Module: ...
+
+
+def redirected(objective: Objective, model: nn.Module) -> nn.Module:
+    """The model as the objective calls it. Raises WordsError if it cannot be called so."""
+    return objective.redirected(model) if isinstance(objective, Redirecting) else model
+
+
+def asked(objective: Objective, batch: Batch) -> Any:
+    """The model's input where its answer is wanted, and no loss."""
+    return batch["inputs"] if isinstance(objective, Redirecting) else objective.inputs(batch)
 
 
 def prepared(objective: Objective, source: Source, seed: int) -> Source:

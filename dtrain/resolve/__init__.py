@@ -27,6 +27,7 @@ from dtrain.resolve import (
     declared,
     epochs,
     fit,
+    lightning,
     loop,
     machine,
     mesh,
@@ -88,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     model_axes.rows,
     declared.model,
     model_axes.options,
+    lightning.chosen,
     fit.objective,
     fit.tokens,
     rowtext.model,
@@ -110,8 +112,9 @@ RULES: tuple[Rule, ...] = (
     targets.arguments,
     loop.words,
 )
-LENGTH: tuple[Rule, ...] = (epochs.steps, conflicts.contradictions)
-"""Rules of the length of the run, which may have to open the data: with `epochs`, when nothing else is wrong."""
+LENGTH: tuple[Rule, ...] = (epochs.steps, epochs.periods, conflicts.contradictions)
+"""Rules of the length of the run, and of its epochs, which may have to open the data: then when nothing else is wrong.
+"""
 
 
 @deciding()
@@ -238,7 +241,7 @@ def _decided(nodes: Any, config: Config, cluster: Cluster, trace: auto.Trace | N
     except Undecided:
         undecided = True
     more, also = _follow(RULES, known, cluster, draft)
-    if known.epochs is None or not (wrong or problems or more or undecided or also):
+    if not epochs.counts(known) or not (wrong or problems or more or undecided or also):
         longer, unknown = _follow(LENGTH, known, cluster, draft)
         more, also = more + longer, also or unknown
     if wrong or problems or more:

@@ -39,7 +39,7 @@ from dtrain.loop.step import call
 from dtrain.model import blocks, construct, saved_buffers
 from dtrain.model.adapted import lacks_memory, packed
 from dtrain.model.seeds import fill
-from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared
+from dtrain.objective import Compared, Objective, chunk_asked, logits_of, loss_of, prepared, redirected
 from dtrain.objective.head import Deferred, defer, deferring, untouched
 from dtrain.parallel.order import lower, materialize
 from dtrain.planned import Plan
@@ -118,6 +118,7 @@ def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
 def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], watch: Watch) -> str:
     """Run one forward and backward under `watch`. Returns why it failed, or an empty text. Raises DtrainError."""
     objective, precision = build(plan.objective, Objective), build(plan.precision)
+    model = redirected(objective, model)
     try:
         with (
             _without_collector(),

@@ -7,7 +7,7 @@ code in the file is run.
 
 It reads DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, the config of a W&B
 sweep, and the calls of Lightning's and Ray's Trainer and configs, and of Hugging Face's TrainingArguments, in a Python
-file, or the same as YAML.
+file, or the same as YAML; and scripts with a loop of their own, on PyTorch alone, Accelerate or Fabric.
 """
 
 from collections.abc import Sequence

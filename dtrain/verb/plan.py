@@ -17,6 +17,7 @@ from dtrain.build import GIVEN, build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose, provenance
 from dtrain.config.facts import Part, fact
+from dtrain.config.period import COUNTED
 from dtrain.config.permission import code_of
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
@@ -38,6 +39,8 @@ STOP = "metric", "patience", "least"
 """Words of `stop` that a plan shows."""
 NO_ARGUMENTS = "_target_", "_about_"
 """Keys of a part."""
+PERIODS = dict(zip(COUNTED, ("evaluates", "saves"), strict=True))
+"""Key -> its row in a plan that decided it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -160,6 +163,7 @@ def show(plan: Plan) -> str:
         *_loop(plan),
         *_measured(plan),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
+        *((row, plan.why[key]) for key, row in PERIODS.items() if key in plan.why),
         *_parts(plan),
         *_warmup(plan),
         ("launch", _launch(plan)),

@@ -117,7 +117,7 @@ def test_help_and_completion_know_them(folder: Path, capsys: pytest.CaptureFixtu
         and "of the body" in output
         and "optim.head_lr=" in output
     )
-    assert main(["--help"]) == 0 and "adamw, mine, muon" in capsys.readouterr().out
+    assert main(["--help"]) == 0 and "adamw, lightning, mine, muon" in capsys.readouterr().out
     assert main(["completion", "words", "optim=m"]) == 0 and capsys.readouterr().out.split() == [
         "optim=mine",
         "optim=muon",

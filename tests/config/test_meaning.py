@@ -110,7 +110,11 @@ clipnorm=1.0 -> clip=1.0
 seed_everything=42 -> seed=42
 val_check_interval=100 -> evaluate.every=100
 val_check_interval=0.25 -> evaluate.every=<0.25 x samples / batch>
-check_val_every_n_epoch=1 -> evaluate.every=<samples / batch>
+check_val_every_n_epoch=1 -> evaluate.every=epoch
+val_check_interval=1.0 -> evaluate.every=epoch
+eval_strategy=epoch -> evaluate.every=epoch
+save_strategy=epoch -> checkpoint.every=epoch
+saves_per_epoch=1 -> checkpoint.every=epoch
 eval_steps=100 -> evaluate.every=100
 eval_strategy=no -> evaluate.every=0
 evaluate.every=null -> evaluate.every=0

@@ -47,13 +47,11 @@ def typed(read: Imported, given: dict[str, Any], place: Path) -> list[str]:
     steps."""
     values = OF_CODE | given
     words = dict(word.split("=", 1) for word in shlex.split(command(read.ledger, str(place)))[1:])
-    if "epochs" in read.words:
-        words["steps"] = "300"
     return [
         one
         for word, value in words.items()
         for one in (f"{word}={values[word]}".split() if value.startswith("<") else [f"{word}={value}"])
-    ]
+    ] + read.counted
 
 
 def chosen(part: Part) -> str:

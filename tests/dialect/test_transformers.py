@@ -40,7 +40,7 @@ def test_arguments_as_json() -> None:
     read = example("transformers_args.json")
     assert read.words["strategy"] == "fsdp" and read.words["model.name"] == "me/small"
     assert read.words["optim.betas"] == [0.9, 0.95] and read.words["precision"] == "bf16"
-    assert read.asked == {"checkpoint.every"} and read.words["epochs"] == 3
+    assert not read.asked and (read.words["epochs"], read.words["checkpoint.every"]) == (3, "epoch")
 
 
 def test_every_argument_of_the_class_has_a_rule() -> None:
@@ -124,7 +124,7 @@ def test_the_adapter_of_a_quantised_base_is_on_the_command_line(tmp_path: Path) 
     ("arguments", "words"),
     [
         ("eval_strategy='no', eval_steps=7", {"evaluate.every": 0}),
-        ("eval_strategy='epoch', eval_steps=7", {}),
+        ("eval_strategy='epoch', eval_steps=7", {"evaluate.every": "epoch"}),
         ("eval_steps=7", {"evaluate.every": 7}),
         ("max_grad_norm=0", {"clip": None}),
         ("fp16=True", {"precision": "fp16"}),

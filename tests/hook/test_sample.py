@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from dtrain.hook import StepInfo, is_due
+from dtrain.config.period import is_due
+from dtrain.hook import StepInfo
 from dtrain.hook.sample import Sample
 
 

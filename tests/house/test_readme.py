@@ -223,6 +223,7 @@ HELD = {
         "python -m dtrain model=hf": "tests/model/test_hf.py, with a folder",
         "python -m dtrain checkpoint export": "tests/checkpoint/test_companions.py, test_destination.py, with other places",
     },
+    "moving.md": dict.fromkeys(("import ", "python -m dtrain import"), "tests/house/test_moving.py"),
     "own-loop.md": {"import time": "tests/test_api.py"},
     "own-parts.md": {
         "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",

@@ -33,6 +33,9 @@ def climax(**trainer: object) -> dict[str, object]:
     }  # fmt: skip
 
 
+OURS = {
+    "model": "gpt", "objective": "next_token", "optim": "sgd", "schedule": "constant", "data": "text", "batch": 16,
+}  # fmt: skip
 VOCOS = {
     "strategy": "ddp",
     "devices": 1,
@@ -43,44 +46,44 @@ VOCOS = {
     "log.every": 100,
 }
 LIGHTNING = [
-    Row("charactr-platform/vocos configs/vocos.yaml", vocos(16, "ISTFTHead"), {}, VOCOS, ["model.class_path", "trainer.limit_val_batches"]),
-    Row("charactr-platform/vocos configs/vocos-imdct.yaml", vocos(16, "IMDCTCosHead"), {}, VOCOS, ["model.class_path"]),
+    Row("charactr-platform/vocos configs/vocos.yaml", vocos(16, "ISTFTHead"), OURS, VOCOS, ["model.class_path", "trainer.limit_val_batches"]),
+    Row("charactr-platform/vocos configs/vocos-imdct.yaml", vocos(16, "IMDCTCosHead"), OURS, VOCOS, ["model.class_path"]),
     Row("microsoft/ClimaX configs/global_forecast_climax.yaml", climax(callbacks=[{"class_path": "pytorch_lightning.callbacks.EarlyStopping",
         "init_args": {"monitor": "val/w_rmse", "mode": "min", "patience": 5}}]),
-        {}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "epochs": 100},
+        OURS, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "epochs": 100},
         ["trainer.sync_batchnorm", "trainer.callbacks.0.class_path", "trainer.min_epochs"]),
     Row("microsoft/ClimaX configs/pretrain_climax.yaml", climax(limit_val_batches=0, num_sanity_val_steps=0),
-        {}, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "epochs": 100}, ["trainer.sync_batchnorm"]),
+        OURS, {"strategy": "ddp", "nodes": 1, "precision": "fp16", "seed": 42, "clip": None, "epochs": 100}, ["trainer.sync_batchnorm"]),
     Row(f"{PL}basics/autoencoder.py",
         "from lightning.pytorch.cli import LightningCLI\ncli = LightningCLI(Net, Data, seed_everything_default=1234, run=False,"
         " trainer_defaults={'callbacks': Sampler(), 'max_epochs': 10}, save_config_kwargs={'overwrite': True})\ncli.trainer.fit(cli.model, datamodule=cli.datamodule)\n",
-        {}, {"seed": 1234, "epochs": 10, "precision": "fp32", "clip": None}, ["trainer.callbacks.class_path"]),
+        OURS, {"seed": 1234, "epochs": 10, "precision": "fp32", "clip": None}, ["trainer.callbacks.class_path"]),
     Row(f"{PL}basics/profiler_example.py",
         "from lightning.pytorch.cli import LightningCLI\ncli = LightningCLI(Net, Data, run=False, trainer_defaults={'profiler': Profiler(), 'max_epochs': 1,"
         " 'limit_train_batches': 15, 'limit_val_batches': 15, 'accelerator': 'gpu'})\n",
-        {}, {"steps": 15, "precision": "fp32", "clip": None}, ["trainer.profiler.class_path"]),
+        OURS, {"steps": 15, "precision": "fp32", "clip": None}, ["trainer.profiler.class_path"]),
     Row(f"{PL}basics/transformer.py",
         "import lightning as L\ntrainer = L.Trainer(gradient_clip_val=0.25, max_epochs=20)\ntrainer.fit(model, train)\ntrainer.test(model, test)\n",
-        {}, {"epochs": 20, "clip": 0.25, "precision": "fp32"}),
+        OURS, {"epochs": 20, "clip": 0.25, "precision": "fp32"}),
     Row(f"{PL}bug_report/bug_report_model.py",
         "import os\nfrom lightning.pytorch import Trainer\ntrainer = Trainer(default_root_dir=os.getcwd(), limit_train_batches=1, limit_val_batches=1, limit_test_batches=1,"
         " num_sanity_val_steps=0, max_epochs=1, enable_model_summary=False)\ntrainer.fit(model)\n",
-        {}, {"steps": 1, "clip": None, "precision": "fp32"}, ["trainer.limit_val_batches"]),
+        OURS, {"steps": 1, "clip": None, "precision": "fp32"}, ["trainer.limit_val_batches"]),
     Row(f"{PL}domain_templates/imagenet.py",
         "from lightning.pytorch.cli import LightningCLI\nLightningCLI(Net, trainer_defaults={'max_epochs': 90, 'accelerator': 'auto', 'devices': 1, 'logger': False,"
         " 'benchmark': True, 'callbacks': [TQDMProgressBar(refresh_rate=10), ModelCheckpoint(monitor='val_acc1', mode='max')]}, seed_everything_default=42)\n",
-        {}, {"devices": 1, "seed": 42, "epochs": 90, "precision": "fp32", "clip": None}, ["trainer.benchmark", "trainer.callbacks.1.init_args.monitor"]),
+        OURS, {"devices": 1, "seed": 42, "epochs": 90, "precision": "fp32", "clip": None}, ["trainer.benchmark", "trainer.callbacks.1.init_args.monitor"]),
     Row(f"{PL}domain_templates/reinforce_learn_Qnet.py",
         "from lightning.pytorch import Trainer\ntrainer = Trainer(accelerator='cpu', devices=1, val_check_interval=100)\ntrainer.fit(model)\n",
-        {}, {"backend": "gloo", "devices": 1, "evaluate.every": 100, "clip": None, "precision": "fp32"}),
+        OURS, {"backend": "gloo", "devices": 1, "evaluate.every": 100, "clip": None, "precision": "fp32"}),
     Row(f"{PL}fp8_distributed_transformer/train.py",
         "import lightning as L\nfrom lightning.pytorch.strategies import ModelParallelStrategy\nmp_strategy = ModelParallelStrategy(data_parallel_size=4,"
         " tensor_parallel_size=1)\ntrainer = L.Trainer(strategy=mp_strategy, max_steps=100, precision='bf16-true', accumulate_grad_batches=8)\n",
-        {"microbatch": 2}, {"strategy": "fsdp", "mesh.dp_shard": 4, "batch": 64, "steps": 100, "precision": "bf16_true", "batch.accumulate": 8, "clip": None}),
+        {**{word: OURS[word] for word in OURS if word != "batch"}, "microbatch": 2}, {"strategy": "fsdp", "mesh.dp_shard": 4, "batch": 64, "steps": 100, "precision": "bf16_true", "batch.accumulate": 8, "clip": None}),
     Row(f"{PL}tensor_parallel/train.py",
         "import lightning as L\nstrategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)\n"
         "trainer = L.Trainer(accelerator='cuda', devices=4, strategy=strategy, limit_train_batches=10, max_epochs=1)\ntrainer.fit(model)\n",
-        {"batch": 16}, {"strategy": "fsdp", "mesh.dp_shard": 2, "mesh.tp": 2, "devices": 4, "steps": 10, "batch": 16, "clip": None, "precision": "fp32"}),
+        OURS, {"strategy": "fsdp", "mesh.dp_shard": 2, "mesh.tp": 2, "devices": 4, "steps": 10, "batch": 16, "clip": None, "precision": "fp32"}),
 ]  # fmt: skip
 
 RAY = [
@@ -98,7 +101,7 @@ RAY = [
         "import pytorch_lightning as pl\nfrom ray.train import ScalingConfig\ntrainer = pl.Trainer(max_epochs=10, devices='auto', accelerator='auto',"
         " strategy=ray.train.lightning.RayDDPStrategy(), plugins=[ray.train.lightning.RayLightningEnvironment()], callbacks=[RayTrainReportCallback()])\n"
         "scaling_config = ScalingConfig(num_workers=2, use_gpu=True)\ntrainer = TorchTrainer(train, scaling_config=scaling_config)\n",
-        {"batch": 8}, {"devices": 2, "batch": 8, "epochs": 10}),
+        {**OURS, "batch": 8}, {"devices": 2, "batch": 8, "epochs": 10}),
     Row("ray-project/ray doc/source/train/doc_code/key_concepts.py",
         "import ray.train\ntrainer = DataParallelTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2))\n"
         "run_config = RunConfig(name='my_train_run', storage_path=os.path.expanduser('~/ray_results'))\n"

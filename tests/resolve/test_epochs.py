@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import dtrain
 from dtrain.build import build
 from dtrain.compose import compose
+from dtrain.config.period import is_due
 from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
@@ -195,3 +196,30 @@ def test_conversations_are_counted_as_the_run_has_them(tmp_path: Path) -> None:
     assert made.steps == math.ceil(3 * len(build(made.data)) / 2)
     with pytest.raises(WordsError, match=r"gone\.jsonl"):
         plan(*words, f"data.path={tmp_path}/gone.jsonl", "epochs=3")
+
+
+def test_a_period_may_be_an_epoch() -> None:
+    made = plan(*WORDS, "evaluate.every=epoch", "checkpoint.every=epoch", "steps=9")
+    assert (made.evaluate_every, made.checkpoint["every"], made.steps) == (125, 125, 9)
+    assert "every 125 steps (auto: an epoch, 1000 samples to train on / batch=8; data.samples)" in shown(made)
+    made = plan(*WORDS, "evaluate.every=epoch", "epochs=3", "batch=96")
+    assert (made.evaluate_every, made.steps) == ("125/12", 32), "an epoch of 10.4 steps ends within step 11"
+    assert [step for step in range(1, 33) if is_due(made.evaluate_every, step)] == [11, 21, 32]
+    stream = ("data=stream", "data.path=a.jsonl", "data.inputs=x", "model=mlp", "objective=regression")
+    for key in ("evaluate.every", "checkpoint.every"):
+        wrong = rf"{key}=epoch: .* a stream has no index.* Or type {key}=<its training samples / 8>"
+        with pytest.raises(WordsError, match=wrong):
+            plan(*stream, f"{key}=epoch")
+
+
+def test_a_run_evaluates_and_saves_at_the_end_of_each_epoch(tmp_path: Path) -> None:
+    words = f"{rows(tmp_path, 'csv')} model=mlp objective=classification epochs=3 batch=8 data.holdout=0.5 logger=[]"
+    every = "evaluate.every=epoch checkpoint.every=epoch checkpoint.keep=null"
+    out = tmp_path / "run"
+    for more in (["stop_after=4"], []):
+        dtrain.run(*words.split(), *every.split(), *more, out=out)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert sorted({event["step"] for event in events if event["event"] == "evaluated"}) == [3, 4, 6, 8]
+    assert sorted(int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")) == [3, 4, 6, 8]
+    (tmp_path / "a.csv").rename(tmp_path / "b.csv")
+    assert len(dtrain.load(out, "model.inputs=[1]", "model.outputs=3").state_dict()) > 0

@@ -37,9 +37,14 @@ def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Ro
 
 
 def short(plan: Plan, prediction: Prediction) -> Iterator[Row]:
-    """Rows printed before a run: predicted memory, and the time of a step."""
-    yield next(iter(_memory(plan, prediction)))
-    yield from list(_time(plan, prediction))[:1]
+    """Rows printed before a run: predicted memory, and the time of a step and of all."""
+    budget = f" (of {_available(prediction)}), {_left(prediction)}" if prediction.budget < float("inf") else ""
+    unknown = "" if prediction.memory.known else f"; without activations: {prediction.shapes.unknown}"
+    yield "memory", f"peak {size(prediction.memory.peak)} per rank{budget}{unknown}"
+    if time := prediction.time:
+        unit, rate = speed(plan, prediction)
+        run = f"{plan.steps:,} steps in {duration(time.seconds * plan.steps)}"
+        yield "time", f"about {duration(time.seconds)} a step, {count(rate)} {unit}, MFU {time.mfu:.0%}; {run}"
 
 
 def warning(prediction: Prediction) -> str:

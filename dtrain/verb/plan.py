@@ -162,7 +162,7 @@ def show(plan: Plan) -> str:
         ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         *_loop(plan),
         *_measured(plan),
-        ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
+        ("spike", _spike(plan)),
         *((row, plan.why[key]) for key, row in PERIODS.items() if key in plan.why),
         *_parts(plan),
         *_warmup(plan),
@@ -171,6 +171,20 @@ def show(plan: Plan) -> str:
         ("digest", plan.digest),
     ]
     return screen.rows(rows)
+
+
+def exceptions(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Rows that a run shows too, where they are not the default."""
+    yield from _loop(plan)
+    if plan.spike["sigma"] is not None:
+        yield "spike", _spike(plan)
+    yield from _measured(plan)
+    yield from _warmup(plan)
+    yield from _fewer(plan)
+
+
+def _spike(plan: Plan) -> str:
+    return plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")
 
 
 def _forwards(batch: BatchShape) -> str:
@@ -227,7 +241,7 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         if group in (*LISTS, "cluster"):
             continue
         part = getattr(plan, group)
-        word = _word(part)
+        word = part_name(part)
         names = [name for name in part if name not in NO_ARGUMENTS]
         if part["_target_"] == GIVEN:
             word = f"{part['of']}, given by the caller"
@@ -246,7 +260,8 @@ def _warmup(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "warm-up", f"takes {part} of the {plan.steps} steps. Type schedule.warmup=0.1 for a tenth of the run"
 
 
-def _word(part: Part) -> str:
+def part_name(part: Part) -> str:
+    """The word of a part, or the class of the user's own."""
     target = str(part["_target_"])
     return target.split(".")[-2] if target.startswith("dtrain.") else target
 
@@ -256,7 +271,7 @@ def _arguments(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         is_given = value.get("_target_") == GIVEN
         if "_target_" in value:
-            yield screen.on_one_line(f"{name}={value['of'] if is_given else _word(value)}")
+            yield screen.on_one_line(f"{name}={value['of'] if is_given else part_name(value)}")
         names = [key for key in value if key not in NO_ARGUMENTS and not (is_given and key == "of")]
         for key in names:
             yield from _arguments(f"{name}.{key}", value[key])

@@ -19,14 +19,12 @@ from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import finished, other_length
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
-from dtrain.predict import formulas, reference, report
-from dtrain.predict.prediction import predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.plan import say_left_out, show
+from dtrain.verb.plan import say_left_out
 
 OF_VERBS = {
     "verify": "verify", "expect": "verify", "predict": "predict",
@@ -71,12 +69,13 @@ def one(config: Config) -> Result:
     zygote.begin() if forks else zygote.kill()  # a trace may have begun one
     if first:
         from dtrain.launcher import preflight  # it reads weights of others; the words are right by now
+        from dtrain.verb.overview import overview
 
         requires.check(config, cluster)
         build(plan.launcher).describe(plan)  # it refuses words before anything is written
         with store.starting():
             preflight.check(plan)
-        screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
+        screen.say(overview(plan, config))
         say_left_out(config)
         for note in _notes(config, plan):
             screen.complain(note, begin="note: ")
@@ -99,19 +98,6 @@ def _notes(config: Config, plan: Plan) -> Iterable[str]:
             f"{steps} steps, and keeps its rows. Type steps={steps} instead to end it so, or out=<another place> to "
             "train on all rows."
         )
-
-
-def before(plan: Plan) -> str:
-    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. A model that only
-    torch can measure is not built for it.
-    """
-    reason = "beside a teacher" if reference.is_teacher(plan) else ""
-    shapes = None if reason else formulas.shapes(plan) or apart.known(plan)
-    if shapes is None:
-        return screen.rows([("memory", f"not predicted {reason or formulas.unknown(plan)}: dtrain plan does it")])
-    prediction = predict(plan, shapes)
-    warning = () if prediction.fits else (("warning", report.warning(prediction)),)
-    return screen.rows([*report.short(plan, prediction), *warning])
 
 
 def already_finished(plan: Plan, *, say: bool) -> Result | None:

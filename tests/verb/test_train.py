@@ -15,11 +15,34 @@ from dtrain.predict import formulas
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.verb import train
-from dtrain.verb.train import before
+from dtrain.verb.overview import overview
 
 
-def planned(memory: int) -> Plan:
-    return resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=memory))
+WORDS = ["model=mlp", "data=synthetic"]
+
+
+def planned(memory: int, *words: str) -> Plan:
+    return resolve(compose([*WORDS, *words]), Cluster(gpus=0, cpus=2, memory=memory))
+
+
+def before(plan: Plan, *words: str) -> str:
+    return overview(plan, compose([*WORDS, *words]))
+
+
+def test_a_run_says_in_a_dozen_lines_what_was_asked_and_decided() -> None:
+    many = (
+        "strategy=fsdp", "devices=4", "mesh.tp=2", "optim.lr=0.02", "model.width=64", "objective=classification", "stop.metric=eval_loss",
+        "stop.patience=3", "evaluate.every=50", "evaluate.metrics=[accuracy,f1]", "on_spike=skip", "spike.sigma=6", "steps=70", "seed=3",
+        "tensor.loss=whole", "checkpoint.every=10", "clip=0.5", "log.every=5", "data.samples=4096", "data.seed=4",
+    )  # fmt: skip
+    lines = before(planned(1 << 32, *many), *many).splitlines()
+    assert len(lines) <= 14
+    text = " ".join(line.strip() for line in lines)
+    assert all(
+        part in text for part in ("mlp", "70 steps", "seed 3", "optim.lr=0.02", "tp=2", "eval_loss", "peak ", "a step")
+    )
+    assert lines[-1].startswith("out ")
+    assert len(before(planned(1 << 32)).splitlines()) <= 10
 
 
 def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:

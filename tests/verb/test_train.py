@@ -17,7 +17,6 @@ from dtrain.result import Result
 from dtrain.verb import train
 from dtrain.verb.overview import overview
 
-
 WORDS = ["model=mlp", "data=synthetic"]
 
 

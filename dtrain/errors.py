@@ -3,12 +3,12 @@
     DtrainError            1   training failed
     ├── WordsError         2   the words are wrong; lists every problem, not only the first
     ├── EnvironError       2   the variables by which another launcher started this process contradict each other
-    └── PreflightError     3   storage, devices or ports are not as the plan needs them
-        ├── ChangedError   3   a file of samples became another one while a run reads it
-        └── StoreError     3   one storage operation on one URL failed
-            ├── LeaseError 3   another run writes under the same `out`
-            └── MovedError 3   other storage was mounted at `out`
-    RankError              1   a rank failed; carries the traceback of the first rank that failed
+    ├── PreflightError     3   storage, devices or ports are not as the plan needs them
+    │   ├── ChangedError   3   a file of samples became another one while a run reads it
+    │   └── StoreError     3   one storage operation on one URL failed
+    │       ├── LeaseError 3   another run writes under the same `out`
+    │       └── MovedError 3   other storage was mounted at `out`
+    └── RankError          1   a rank failed; carries the traceback of the first rank that failed
 
 0 is done, 75 preempted (run it again), 130 interrupted: see `EXIT_CODES`. 4 is a 1 of `dtrain run`,
 which a job executes: it would fail again.

@@ -44,7 +44,7 @@ def train(plan: Plan) -> Result:
         checkpoint = stack.enter_context(
             build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable)
         )
-        parts = assemble(plan, mesh, brought=checkpoint.brings() or bool(plan.init or plan.fork))
+        parts = assemble(plan, mesh, brought=checkpoint.has_checkpoint() or bool(plan.init or plan.fork))
         log.event("built", **build_check.check(parts))
         model, precision, training = parts.model, parts.precision, prepare(parts, began=began)
         optimizer, schedule, stream, state = training.optimizer, training.schedule, training.stream, training.state
@@ -77,15 +77,15 @@ def train(plan: Plan) -> Result:
         observers.catch_up(state.step if restored else 0)
         spiked, stopped = "", partial(stop_asked.requested, mesh=mesh)
         while state.step < plan.steps and not (spiked or observers.over or stream.ends() or stopped(state.step)):
-            watchdog.beat(state.step, stream.seen)
+            watchdog.begin_step(state.step, stream.seen)
             loss = training.step(stream, state.step)
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total, news=loss.news)
             last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
             now = observers.due(state.step + 1, stream.seen)
             decision = spikes.decide(state.step, stream.first, loss, norm, total, now=now)
-            watchdog.rest()
-            stop_asked.done()
+            watchdog.pause_hang_detection()
+            stop_asked.listen()
             if decision.spike:
                 log.spike(decision.spike, plan.on_spike, stream.samples(decision.spike.first))
                 if decision.action in ("rewind", "stop"):
@@ -95,7 +95,7 @@ def train(plan: Plan) -> Result:
                         go_back(state, decision.spike)
                         spiked = sentence(decision.spike, stream, plan.on_spike)
                     spikes.forget(restored=decision.action == "rewind")
-                    log.back(state.step)
+                    log.drop_rows_after(state.step)
                     zero(parameters)
                     continue
             rates = set_lr(optimizer, schedule.factor(state.step))
@@ -106,10 +106,10 @@ def train(plan: Plan) -> Result:
             balance(experts, mesh.sum)
             zero(parameters)
             state.step += 1
-            watchdog.part()
+            watchdog.resume_hang_detection()
             log.record(state.step, stream.seen, loss, norm, rates | precision.columns(), now=now)
-            watchdog.rest()
-            log.saves(checkpoint.landed())
+            watchdog.pause_hang_detection()
+            log.saves(checkpoint.finished_saves())
             if last or due:  # before anything that may fail looks at the model
                 checkpoint.save(state, last=last)
                 log.start()
@@ -118,14 +118,14 @@ def train(plan: Plan) -> Result:
             log.spike(spike, plan.on_spike, stream.samples(spike.first))
             if plan.on_spike != "skip":
                 go_back(state, spike)
-                log.back(state.step)
+                log.drop_rows_after(state.step)
         log.flush()
         if state.step:
             checkpoint.save(state)  # unless this step is saved
         if (state.step >= plan.last_step or observers.over or stream.over) and not observers.metrics:
             observers.evaluate(state.step)  # the last step was there before this start
         checkpoint.wait()
-        log.saves(checkpoint.landed())
+        log.saves(checkpoint.finished_saves())
         ended = "spiked" if spiked else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over or stream.over
         result = Result(

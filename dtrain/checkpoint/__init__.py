@@ -26,7 +26,7 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         When it is not the `last`, only the due kind of copy is made: None for a copy in memory, which is no checkpoint.
         """
 
-    def landed(self) -> list[SaveResult]:
+    def finished_saves(self) -> list[SaveResult]:
         """Results of saves since the last call, without waiting. A failed save does not end the run."""
 
     best: Mapping[str, Mapping[str, float]]
@@ -37,7 +37,7 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         `complete`: no hook will add more.
         """
 
-    def brings(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Whether `restore` will find a checkpoint: it then loads one, or raises; all ranks call it."""
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:

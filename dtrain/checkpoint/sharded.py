@@ -148,7 +148,7 @@ class Sharded:
             self._stall = time.monotonic() - begin
         return url
 
-    def landed(self) -> list[SaveResult]:
+    def finished_saves(self) -> list[SaveResult]:
         """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over, and
         ChangedError if a file of samples is another one.
         """
@@ -188,7 +188,7 @@ class Sharded:
         """Metric -> `value` and `step` of the best checkpoint, committed or being saved, on rank 0."""
         return self._scores.best
 
-    def brings(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Whether there is a committed checkpoint; without one, a copy in memory may still be loaded."""
         self._promised = self._mesh.on_rank_0(
             "look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out))

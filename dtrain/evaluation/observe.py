@@ -151,7 +151,7 @@ class Observers:
         self._log.flush()
         metrics = self._measure(sources=self._measured_on)
         self._check()  # the model's own `train` was called
-        self._watchdog.rest()
+        self._watchdog.pause_hang_detection()
         if metrics:
             self._measured = metrics.keys()
             self._report(step, metrics)
@@ -224,7 +224,7 @@ class Observers:
         return not taken
 
     def _enough(self) -> bool:
-        self._watchdog.part()
+        self._watchdog.resume_hang_detection()
         return self._asked()
 
     def _tell(self, text: str) -> None:

@@ -79,7 +79,7 @@ def predict(plan: Plan) -> Result:
                 )
                 mesh.on_rank_0("write predictions", partial(sink.write, number, columns))
                 number += 1
-                stop.done()
+                stop.listen()
         if begun is not None and number == count:
             mesh.on_rank_0("write predictions", lambda: sink.finish(facts, count))
     metrics = {"rows": min(number * per, len(index)), "to": to}

@@ -72,12 +72,12 @@ class Failure:
 # on a rank
 
 
-def know(**facts: Any) -> None:
+def set_context(**facts: Any) -> None:
     """Record facts for later reports: step, samples, groups."""
     _known.update(facts)
 
 
-def forget() -> None:
+def clear_context() -> None:
     """Forget all facts at the start of a run."""
     _known.clear()
     _left.clear()
@@ -117,7 +117,7 @@ def _gpu() -> str:
     return names[own] if own < len(names) else str(own)
 
 
-def leave(folder: Path, rank: int, error: BaseException) -> None:
+def report_exception(folder: Path, rank: int, error: BaseException) -> None:
     """Report the error of this rank, once, with its time: the earliest is the root cause. Raises StoreError."""
     error = asked() or error
     if error not in _left:
@@ -125,14 +125,14 @@ def leave(folder: Path, rank: int, error: BaseException) -> None:
         _left[:] = [error]
 
 
-def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
+def report_detected(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
     """Report a failure that a watchdog or an agent detected. `rank` None: a node or process was lost."""
     name = "lost" if rank is None else f"failure-{rank}"
     report = {**_who(rank), "step": 0, "kind": kind, "error": message, "message": message, "exit_code": 1}
     _write(folder, f"{name}-{time.monotonic_ns()}.json", {**report, **_known, **facts})
 
 
-def began(folder: Path, rank: int) -> None:
+def mark_started(folder: Path, rank: int) -> None:
     _write(folder, f"began-{rank}.json", _who(rank))
 
 
@@ -141,7 +141,7 @@ def has_gpu(folder: Path, rank: int, address: str) -> None:
     _write(folder, f"gpu-{rank}.json", {"host": socket.gethostname(), "bus": kernel_log.bus(address)})
 
 
-def done(folder: Path, rank: int) -> None:
+def mark_done(folder: Path, rank: int) -> None:
     """Report that the loop of this rank has returned: its exit code no longer matters."""
     (folder / f"done-{rank}").touch()
 
@@ -161,7 +161,7 @@ def ended_by_others(folder: Path, rank: int, code: int) -> bool:
     return stack.exists() and is_aborted(code, stack.read_text("utf-8", errors="replace"))
 
 
-def ended(folder: Path, rank: int, code: int, log: kernel_log.KernelLog) -> None:
+def report_exit(folder: Path, rank: int, code: int, log: kernel_log.KernelLog) -> None:
     """Report a rank that ended with this exit code, or by the signal -code."""
     for_memory = code == -signal.SIGKILL and log.has_freed_memory()
     _write(folder, f"ended-{rank}.json", {**_seen(rank), "code": code, "for_memory": for_memory})
@@ -173,7 +173,7 @@ def log_xids(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
         _write(folder, f"xids-{rank}.json", {"xids": [{**one, "host": socket.gethostname()} for one in xids]})
 
 
-def look(folder: Path, rank: int, pid: int) -> None:
+def report_unresponsive(folder: Path, rank: int, pid: int) -> None:
     """Report a living rank that does not respond, with its state in /proc."""
     stat = Path(f"/proc/{pid}/stat")
     state = stat.read_text("utf-8", errors="replace").rpartition(")")[2].split()[0] if stat.exists() else ""

@@ -52,7 +52,7 @@ class StopSignal:
             self.status, self.cause = "stopped", f"stop_after={self._after}"
         return self.status != "finished"
 
-    def done(self) -> None:
+    def listen(self) -> None:
         """Call after a step: from now on a signal lets the run save first. Reinstalls handlers that other code
         replaced.
         """

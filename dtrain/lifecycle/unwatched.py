@@ -15,17 +15,17 @@ from dtrain.errors import DtrainError, RankError, StoreError
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.failure import (
     KINDS,
-    began,
     describe,
     explain,
     facts_of,
     failures,
-    leave,
     log_xids,
-    look,
+    mark_started,
+    report_detected,
+    report_exception,
+    report_unresponsive,
     save,
     silent_ranks,
-    tell,
 )
 from dtrain.lifecycle.signals import REPORT, asked, by_signal, install
 from dtrain.secrets import screen
@@ -60,7 +60,7 @@ def give_up(
     """
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # the process must end, whatever fails here
         if folder:
-            tell(folder, None if kind == "lost" else rank, kind, message, **facts)
+            report_detected(folder, None if kind == "lost" else rank, kind, message, **facts)
             if _alone:
                 ask_others(folder)
                 (folder / "printed").touch(exist_ok=False)  # else another rank of this host has done it
@@ -87,7 +87,7 @@ def ask_others(folder: Path) -> None:
         time.sleep(LOOK_SECONDS)
     for rank, pid in silent.items():
         if not (folder / f"report-{rank}.json").exists():
-            look(folder, rank, pid)
+            report_unresponsive(folder, rank, pid)
 
 
 def _takes_reports(pid: int) -> bool:
@@ -155,13 +155,13 @@ def _reporting(out: str, rank: int, folder: Path) -> Iterator[None]:
     log, before = kernel_log.KernelLog(), signal.getsignal(REPORT)
     install({REPORT: signal.SIG_IGN})  # until the watchdog takes it
     try:
-        began(folder, rank)
+        mark_started(folder, rank)
         yield
     except BaseException as error:  # torch has exceptions that do not derive from Exception
         if asked() or by_signal(error):
             raise
         try:
-            leave(folder, rank, error)
+            report_exception(folder, rank, error)
             log_xids(folder, rank, log)
             ask_others(folder)
             failure = explain(folder)

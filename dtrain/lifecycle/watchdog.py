@@ -59,7 +59,7 @@ class Watchdog:
         self._file: IO[str] = sys.__stderr__ or sys.stderr
         self._over = False
 
-    def beat(self, step: int, seen: int) -> None:
+    def begin_step(self, step: int, seen: int) -> None:
         """A step begins, after `step` steps and `seen` samples. Takes less than a microsecond after the first call."""
         if not self._begun:
             self._arm(2 * FIRST_STEP * self._timeout)
@@ -68,18 +68,18 @@ class Watchdog:
         self._beats += 1
         failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
 
-    def rest(self) -> None:
+    def pause_hang_detection(self) -> None:
         """The step, or the last part, is done."""
         self._resting, self._in_step = True, False
         failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
 
-    def part(self) -> None:
+    def resume_hang_detection(self) -> None:
         """A part of longer work between two steps begins, such as a batch of an evaluation."""
         self._resting = False
         self._beats += 1
 
     def __enter__(self) -> "Watchdog":
-        failure.forget()
+        failure.clear_context()
         self._set_timeouts(FIRST_STEP * self._timeout)
         with ExitStack() as stack:
             self._ear, self._mouth = socket.socketpair()
@@ -100,13 +100,13 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
-            failure.know(**self._position())
+            failure.set_context(**self._position())
             # after an error of its own, the device may not respond
             if is_victim({"kind": kind_of(error, text_of(error))}):
-                failure.know(calls=recorder.calls(_labels()))
+                failure.set_context(calls=recorder.calls(_labels()))
             if self._folder:  # before the others can see that this rank has ended
                 with suppress(StoreError):  # reported by the caller that ends this process
-                    failure.leave(self._folder, self._mesh.rank, error)
+                    failure.report_exception(self._folder, self._mesh.rank, error)
         self._stack.close()
 
     # signals

@@ -127,7 +127,7 @@ class Log:
         """
         step = self._reached = state.step
         self._passed_over = checkpoint.passed_over
-        missing = step - state.first - self.back(step) if self._rows is not None else 0
+        missing = step - state.first - self.drop_rows_after(step) if self._rows is not None else 0
         if missing:
             text = f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done"
             self.event("caveat", text=text)
@@ -257,7 +257,7 @@ class Log:
                 if isinstance(error, (LeaseError, MovedError)):
                     raise
 
-    def back(self, step: int) -> int:
+    def drop_rows_after(self, step: int) -> int:
         """Drop rows after `step`, whose steps are done again. Returns the number of rows kept, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
         kept: list[dict[str, Any]] = []

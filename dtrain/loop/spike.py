@@ -170,7 +170,7 @@ class SpikeDetector:
         self._row = state["row"]
 
     def _limits(self) -> tuple[float, float]:
-        """Upper bounds of a normal norm and loss; inf while the window is not full."""
+        """Upper bounds of a normal norm and loss; LARGEST, which nothing exceeds, while the window is not full."""
         # with gates always the same steps count, whether the host has heard of more or not
         late = LAG - len(self._pending) if self._gates else 0
         count = len(self._norms) - late

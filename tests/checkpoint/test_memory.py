@@ -153,7 +153,7 @@ def test_no_room_on_one_rank_costs_the_copies_and_not_the_run(tmp_path: Path, mo
             monkeypatch.setattr(os, "posix_fallocate", full)
         state, saving = state_on(mesh, FSDP), checkpoint(mesh, tmp_path / "out")
         saving.save(state, last=False)
-        (one,) = saving.landed()
+        (one,) = saving.finished_saves()
         assert (one.kind, "No space left on device. Type checkpoint.memory=0" in str(one.error)) == ("failed", True)
         assert not saving.due(3)
         commit(saving, state)

@@ -43,7 +43,7 @@ def full(*_: Any) -> None:
 
 
 def last(checkpoint: Sharded) -> SaveResult:
-    (one,) = checkpoint.landed()
+    (one,) = checkpoint.finished_saves()
     return one
 
 
@@ -55,7 +55,7 @@ def test_the_loop_goes_on_while_bytes_travel_and_what_is_saved_is_what_was(
         state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
         before = whole(state)
         url = checkpoint.save(state)
-        assert checkpoint.landed() == []
+        assert checkpoint.finished_saves() == []
         assert not store.exists(store.join(url, commits.NAME))
         with torch.no_grad():
             for parameter in state.model.parameters():
@@ -63,7 +63,7 @@ def test_the_loop_goes_on_while_bytes_travel_and_what_is_saved_is_what_was(
         state.scale.value, state.step = 3.0, 3
         go.set()
         checkpoint.wait()
-        assert (last(checkpoint).kind, checkpoint.landed()) == ("committed", [])
+        assert (last(checkpoint).kind, checkpoint.finished_saves()) == ("committed", [])
         other = state_on(mesh, FSDP, seed=1, steps=0)
         sharded(mesh, tmp_path).restore(other)
         assert (other.step, other.scale.value, whole(other)) == (2, 8.0, before)
@@ -82,7 +82,7 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path, monkeypatch: pytest.
         assert 2 in [
             commits.read(url)["step"] for url in [one.url for one in listed(str(tmp_path)) if one.is_committed]
         ]
-        assert [one.step for one in checkpoint.landed()][:1] == [2]
+        assert [one.step for one in checkpoint.finished_saves()][:1] == [2]
         checkpoint.wait()
         return kept(tmp_path)
 
@@ -271,7 +271,7 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
             checkpoint.save(state)
             state.step += 1
         checkpoint.wait()
-        seconds, landed = time.monotonic() - began, checkpoint.landed()
+        seconds, landed = time.monotonic() - began, checkpoint.finished_saves()
         assert (running[0], most[0]) == (1, 1)
         assert threading.active_count() < 8
         return landed, seconds
@@ -302,7 +302,7 @@ def test_what_waits_while_another_removal_is_under_way_is_removed_after_it(
         before = kept(tmp_path)
         go.set()
         checkpoint.wait()
-        assert [one.error for one in checkpoint.landed()] == [None] * 4
+        assert [one.error for one in checkpoint.finished_saves()] == [None] * 4
         return before
 
     assert alone(work) == [2, 3, 4, 5]
@@ -360,7 +360,7 @@ def test_the_loop_goes_on_while_the_best_is_saved(tmp_path: Path, monkeypatch: p
         state, go = state_on(mesh, FSDP), held_up(monkeypatch)
         checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=0, keep=1, best="eval_loss")
         checkpoint.scored(state, {"eval_loss": 1.0})
-        assert not checkpoint.landed() and not list(tmp_path.rglob(commits.NAME))
+        assert not checkpoint.finished_saves() and not list(tmp_path.rglob(commits.NAME))
         go.set()
         state.step += 1
         checkpoint.scored(state, {"eval_loss": 2.0})  # no better, and so not saved

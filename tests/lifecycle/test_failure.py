@@ -26,8 +26,8 @@ def test_what_the_gpus_of_the_others_were_in_is_told(tmp_path: Path) -> None:
         "sizes": [[3]],
     }
     for rank, calls in enumerate([[], [call]]):
-        failure.began(tmp_path, rank)
-        failure.tell(
+        failure.mark_started(tmp_path, rank)
+        failure.report_detected(
             tmp_path, rank, "hung", "no progress for 60 s", where="mypkg/loop.py:3 in step", calls={"the world": calls}
         )
     assert failure.explain(tmp_path).paragraph.endswith(
@@ -40,16 +40,16 @@ def left(folder: Path, rank: int, error: BaseException) -> None:
     try:
         raise error
     except BaseException as raised:
-        failure.forget()
-        failure.know(step=5, samples=[32, 39], groups={"the world": 7 + rank})
-        failure.leave(folder, rank, raised)
-        failure.leave(folder, rank, raised)  # whoever else catches it says nothing new
-        failure.forget()
+        failure.clear_context()
+        failure.set_context(step=5, samples=[32, 39], groups={"the world": 7 + rank})
+        failure.report_exception(folder, rank, raised)
+        failure.report_exception(folder, rank, raised)  # whoever else catches it says nothing new
+        failure.clear_context()
 
 
 def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Path) -> None:
     for rank in (0, 1):
-        failure.began(tmp_path, rank)
+        failure.mark_started(tmp_path, rank)
     left(tmp_path, 1, ValueError("loss is\nnot a number"))
     left(tmp_path, 0, RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     assert len(list(tmp_path.glob("failure-*.json"))) == 2
@@ -93,7 +93,7 @@ def test_the_command_ends_with_the_error_of_the_cause(
 
 def test_a_lost_node_is_told_by_the_sentence_of_who_missed_it(tmp_path: Path) -> None:
     left(tmp_path, 0, RuntimeError("Connection closed by peer"))
-    failure.tell(tmp_path, None, "lost", "node 1 (there) was not heard of for 10 s")
+    failure.report_detected(tmp_path, None, "lost", "node 1 (there) was not heard of for 10 s")
     assert failure.explain(tmp_path).line == "node 1 (there) was not heard of for 10 s"
 
 
@@ -124,9 +124,9 @@ def test_a_result_is_the_outcome(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_answer_is_looked_at(tmp_path: Path) -> None:
-    failure.look(tmp_path, 1, os.getpid())
+    failure.report_unresponsive(tmp_path, 1, os.getpid())
     assert json.loads((tmp_path / "ended-1.json").read_text())["state"] == "R"
-    failure.look(tmp_path, 1, 2**22 + 1)
+    failure.report_unresponsive(tmp_path, 1, 2**22 + 1)
     assert json.loads((tmp_path / "ended-1.json").read_text())["state"] == ""
 
 

@@ -121,8 +121,8 @@ def late(folder: Path) -> dict[str, Any]:
         try:
             with Watchdog(mesh, str(folder), timeout=4.0, batch=8) as watchdog:
                 for step in range(2):
-                    watchdog.beat(step, 8 * step)
-                    watchdog.rest()
+                    watchdog.begin_step(step, 8 * step)
+                    watchdog.pause_hang_detection()
                     mesh.barrier()
                 until(lambda: world_timeout() == 4.0)  # before, gloo would wait longer than the watchdog
                 mesh.sum(torch.zeros(1))

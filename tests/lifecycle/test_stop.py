@@ -22,7 +22,7 @@ def alone(number: int | None, after: int | None) -> tuple[int, str]:
         for step in range(10):
             if asked.requested(step, mesh):
                 return step, asked.status
-            asked.done()
+            asked.listen()
             if step == 2 and number:
                 os.kill(os.getpid(), number)
     return 10, asked.status
@@ -34,7 +34,7 @@ def at_the_end_of_the_first() -> tuple[int, str]:
         for step in range(10):
             if asked.requested(step, mesh):
                 return step, asked.status
-            asked.done()
+            asked.listen()
             os.kill(os.getpid(), signal.SIGTERM)
     return 10, asked.status
 
@@ -94,7 +94,7 @@ def limited(seconds: float) -> tuple[int, str, str]:
             for steps in range(1000):
                 if asked.requested(steps, mesh):
                     return steps, asked.status, asked.cause
-                asked.done()
+                asked.listen()
     return 1000, asked.status, asked.cause
 
 
@@ -114,7 +114,7 @@ def jumped(seconds: float) -> tuple[int, str]:
         for step in range(10):
             if asked.requested(step, mesh):
                 return step, asked.cause
-            asked.done()
+            asked.listen()
             if step == 2:
                 there = time.time() + seconds
                 time.time = lambda: there  # noqa: B023 - it is set once
@@ -131,7 +131,7 @@ def long_evaluation(signalled: bool, reports: str = "") -> tuple[int, str]:
     os.environ["DTRAIN_REPORTS"] = reports
     with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
         asked.requested(0, mesh)
-        asked.done()
+        asked.listen()
         for part in range(300):
             if asked.meanwhile(mesh):
                 return part, asked.cause
@@ -187,7 +187,7 @@ def together(number: int | None, after: int | None) -> tuple[int, str]:
         for step in range(2000):
             if asked.requested(step, mesh):
                 return step, asked.status
-            asked.done()
+            asked.listen()
             if number and mesh.rank == 1 and step == 5:
                 os.kill(os.getpid(), number)
             mesh.barrier()  # a step meets the others
@@ -207,7 +207,7 @@ def measuring_another_pace() -> int:
     """Rank 1 alone hears the signal, and counts fewer parts of an evaluation in the time between two meetings."""
     with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
         stop.Pace.turns = lambda pace, seconds: (40.0, 5.0)[mesh.rank]  # type: ignore[method-assign]
-        asked.done()
+        asked.listen()
         for part in range(1000):
             if asked.meanwhile(mesh):
                 return part

@@ -23,7 +23,7 @@ def rank(tmp_path: Path) -> Iterator[Callable[[int, Any], int]]:
     def begin(number: int, handler: Any) -> int:
         def wait() -> None:
             signal.signal(signal.SIGUSR2, handler)
-            failure.began(tmp_path, number)
+            failure.mark_started(tmp_path, number)
             time.sleep(600)
 
         pids.append(process.fork(wait))
@@ -37,9 +37,11 @@ def rank(tmp_path: Path) -> Iterator[Callable[[int, Any], int]]:
 
 
 def _late(folder: Path) -> None:
-    failure.began(folder, 0)
+    failure.mark_started(folder, 0)
     error = "Timed out waiting 1000ms for recv operation"
-    failure.tell(folder, 0, "timeout", error, collective="all_reduce (a.py:1 in step)", groups={"the world": 7})
+    failure.report_detected(
+        folder, 0, "timeout", error, collective="all_reduce (a.py:1 in step)", groups={"the world": 7}
+    )
 
 
 def test_a_rank_that_answers_is_behind(rank: Callable[[int, Any], int], tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_a_rank_that_cannot_be_asked_is_left_alone(
 
 def test_nobody_is_asked_about_an_error(rank: Callable[[int, Any], int], tmp_path: Path) -> None:
     rank(1, lambda *_: (tmp_path / "asked").touch())
-    failure.tell(tmp_path, 0, "error", "a bug")
+    failure.report_detected(tmp_path, 0, "error", "a bug")
     unwatched.ask_others(tmp_path)
     assert not (tmp_path / "asked").exists()
 
@@ -94,6 +96,6 @@ def test_who_ended_because_of_another_leaves_the_cause(tmp_path: Path, monkeypat
     with because, unwatched.alone(str(out), 0):
         folder = unwatched.reports()
         assert folder
-        failure.tell(folder, 1, "error", "a bug")
+        failure.report_detected(folder, 1, "error", "a bug")
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
     assert '"rank": 1' in (out / "failure.json").read_text()

@@ -50,9 +50,9 @@ def alone(folder: Path, timeout: float, *acts: Any) -> None:
     torch.set_num_threads(1)
     with mesh_of() as mesh, Watchdog(mesh, str(folder), timeout=timeout, batch=8) as watchdog:
         for step, act in enumerate(acts):
-            watchdog.beat(step, 8 * step)
+            watchdog.begin_step(step, 8 * step)
             if act is None:
-                watchdog.rest()
+                watchdog.pause_hang_detection()
                 time.sleep(4 * timeout)
             else:
                 act()
@@ -77,11 +77,11 @@ def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
     def evaluating(timeout: float) -> None:
         with mesh_of() as mesh, Watchdog(mesh, str(tmp_path), timeout=timeout, batch=8) as watchdog:
             for step in range(3):
-                watchdog.beat(step, 8 * step)
-                watchdog.rest()
-            watchdog.part()
+                watchdog.begin_step(step, 8 * step)
+                watchdog.pause_hang_detection()
+            watchdog.resume_hang_detection()
             time.sleep(2 * timeout)
-            watchdog.rest()
+            watchdog.pause_hang_detection()
 
     assert ended(lambda: evaluating(1.5)) == 0
     assert not list(tmp_path.glob("failure-*"))
@@ -89,7 +89,7 @@ def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
 
 def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 1.5, int, int, lambda: holding_the_interpreter(600))) == 1
-    failure.ended(tmp_path, 0, 1, KernelLog())
+    failure.report_exit(tmp_path, 0, 1, KernelLog())
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
         "rank 0 hung in step 3 (positions 16 to 23 of the order): native code held the GIL, at lifecycle/test_watchdog.py:"
@@ -99,7 +99,7 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
 
 def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 60, int, lambda: ctypes.string_at(0))) == -signal.SIGSEGV
-    failure.ended(tmp_path, 0, -signal.SIGSEGV, KernelLog())
+    failure.report_exit(tmp_path, 0, -signal.SIGSEGV, KernelLog())
     failed = failure.explain(tmp_path)
     assert failed.line.startswith("rank 0 crashed in step 2 (positions 8 to 15 of the order): SIGSEGV")
     assert "lifecycle/test_watchdog.py" in failed.line
@@ -127,7 +127,7 @@ def ask_until_it_waits(pid: int, folder: Path) -> None:
 def reported(folder: Path) -> dict[str, Any]:
     """Rank 1 waits in a collective; it is asked where it is."""
     with mesh_of(dp_replicate=2) as mesh, Watchdog(mesh, str(folder), timeout=60, batch=8) as watchdog:
-        watchdog.beat(4, 32)
+        watchdog.begin_step(4, 32)
         mesh.barrier()
         if mesh.rank == 0:
             ask_until_it_waits(int((folder / "pid").read_text()), folder)
@@ -164,8 +164,8 @@ def late(folder: Path) -> str:
         try:
             with Watchdog(mesh, str(folder), timeout=4.0, batch=8) as watchdog:
                 for step in range(3):
-                    watchdog.beat(step, 8 * step)
-                    watchdog.rest()  # or the watchdog would be as early
+                    watchdog.begin_step(step, 8 * step)
+                    watchdog.pause_hang_detection()  # or the watchdog would be as early
                     mesh.barrier()
                 until(lambda: world_timeout() == 4.0)
                 if mesh.rank == 0:
@@ -203,7 +203,7 @@ def test_what_is_private_in_torch_is_where_it_was() -> None:
 def test_a_beat_costs_nothing_to_speak_of(folder: bool, tmp_path: Path) -> None:
     def work() -> float:
         with mesh_of() as mesh, Watchdog(mesh, str(tmp_path) if folder else None, timeout=60, batch=8) as watchdog:
-            return min(timeit.repeat(lambda: watchdog.beat(3, 24), number=1000, repeat=20)) / 1000
+            return min(timeit.repeat(lambda: watchdog.begin_step(3, 24), number=1000, repeat=20)) / 1000
 
     (seconds,) = ranks(1, work)
     assert seconds < 20e-6  # a microsecond on an idle core; not a figure, only no system call

@@ -167,7 +167,7 @@ class Agent:
                     self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
             except OSError as error:
                 sentence = f"rank {rank} cannot start: {why(error)}"
-                failure.tell(self._reports, rank, "error", sentence, exit_code=PreflightError.exit_code)
+                failure.report_detected(self._reports, rank, "error", sentence, exit_code=PreflightError.exit_code)
                 self._send_failed(victim=False)
                 break
 
@@ -207,7 +207,7 @@ class Agent:
                 del self._ranks[pid]
                 if not failure.is_done(self._reports, rank):
                     with contextlib.suppress(StoreError):  # the rank has reported a full disk
-                        failure.ended(self._reports, rank, code, self._log)
+                        failure.report_exit(self._reports, rank, code, self._log)
                     self._send_failed(victim=failure.ended_by_others(self._reports, rank, code))
                 elif not self._ranks:
                     self._send_end("done", self._round)
@@ -228,7 +228,7 @@ class Agent:
         self._frozen = {pid: self._frozen.get(pid, time.monotonic()) for pid in stopped}
         for pid in [pid for pid, since in self._frozen.items() if time.monotonic() - since > FROZEN_SECONDS]:
             with contextlib.suppress(StoreError):
-                failure.look(self._reports, self._ranks[pid], pid)
+                failure.report_unresponsive(self._reports, self._ranks[pid], pid)
             self._asked = False
             self._send_failed(victim=False)
 
@@ -245,7 +245,7 @@ class Agent:
                 elif process.ended(pid) is not None:
                     del silent[pid], self._ranks[pid]
         for pid, rank in silent.items():
-            failure.look(self._reports, rank, pid)
+            failure.report_unresponsive(self._reports, rank, pid)
 
 
 def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], *, is_alone: bool) -> None:
@@ -261,18 +261,18 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str], 
     rank = int(environment["RANK"])
     if rank and not is_alone:
         screen.label(f"[rank {rank}] ")
-    failure.began(folder, rank)
+    failure.mark_started(folder, rank)
     try:
         result = run_rank(plan, forked=True)
     except BaseException as error:  # torch has exceptions that do not derive from Exception
         try:
-            failure.leave(folder, rank, error)
+            failure.report_exception(folder, rank, error)
         except StoreError:  # the folder for temporary files is full or gone
             screen.complain(failure.describe(failure.facts_of(error, rank), []).paragraph)
         sys.exit(1)
     if rank == 0:
         store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
-    failure.done(folder, rank)
+    failure.mark_done(folder, rank)
 
 
 def take_place(plan: Plan, address: str, slot: int, here: int) -> None:

@@ -238,7 +238,7 @@ class Rounds:
         """A node or the store died."""
         if self.members:
             self.failed.setdefault("cause", time.monotonic())
-            failure.tell(self._folder, None, "lost", what)
+            failure.report_detected(self._folder, None, "lost", what)
 
     # phases
 

@@ -11,7 +11,7 @@ from dtrain.dialect.ledger import Code, flatten, names, show
 from dtrain.errors import WordsError
 
 ARGUMENTS = names(
-    "Seq2SeqTrainingArguments GRPOConfig RewardConfig KTOConfig ORPOConfig CPOConfig PPOConfig RLOOConfig GKDConfig "
+    "GRPOConfig RewardConfig KTOConfig ORPOConfig CPOConfig PPOConfig RLOOConfig GKDConfig "
     "OnlineDPOConfig PRMConfig BCOConfig XPOConfig NashMDConfig DistillationConfig"
 )
 MARKS = names("per_device_train_batch_size per_device_eval_batch_size num_train_epochs remove_unused_columns do_train")

@@ -30,10 +30,10 @@ CALLS = {
     "DataParallelTrainer": "ray_trainer",
 }
 """Calls that configure a run -> the key of their arguments in the tree."""
-ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
-TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
-"""Those of them that TRL has load the model that they are given a name of."""
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+"""Trainers of the loss of the model. A file that calls or defines another has a loss of its own."""
 ADAPTERS = names(
     "PromptTuningConfig PrefixTuningConfig PromptEncoderConfig MultitaskPromptTuningConfig IA3Config AdaLoraConfig "
     "LoHaConfig LoKrConfig OFTConfig BOFTConfig VeraConfig AdaptionPromptConfig LNTuningConfig FourierFTConfig"
@@ -197,8 +197,9 @@ def _python(text: str, place: str) -> Any:
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
     if any(_last(call.func) in ARGUMENTS for call in made):
         classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-        own = [each.name for each in classes if any(_last(base) in TRAINERS for base in each.bases)]
-        return _hugging_face(script, made, own)
+        own = [each.name for each in classes if any(_last(base).endswith("Trainer") for base in each.bases)]
+        other = [_last(call.func) for call in made if re.fullmatch(r"\w+Trainer", _last(call.func))]
+        return _hugging_face(script, made, {*own, *other} - {*CALLS, *TRAINERS})
     foreign = {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}
     others.refuse_python(module, foreign, place)
     read = [(call, script.arguments(call)) for call in made if _last(call.func) in CALLS]
@@ -215,8 +216,8 @@ def _python(text: str, place: str) -> Any:
 
 
 def _hugging_face(script: "_Script", made: Collection[ast.Call], own: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of Hugging Face's classes by class, those of its Trainer and of the file's `own` ones, and
-    the class and name of the model.
+    """Return the arguments of Hugging Face's classes by class, of its Trainer and the file's `own` ones, and the class
+    and name of the model.
     """
     tree: dict[str, Any] = {}
     trainers = {*TRAINERS, *own}

@@ -84,7 +84,7 @@ def test_optimizers_of_code_are_asked_for(given: str, asked: set[Any], tmp_path:
 
 def test_a_trainer_of_the_file_is_named(tmp_path: Path) -> None:
     read = script(tmp_path, "callbacks=[EarlyStoppingCallback(2)]", kind="Mine")
-    assert "are not run. Type objective._target_=" in read.told("refused")["Trainer.class"]
+    assert "its methods are not run, and its loss is its own. Type objective=" in read.told("refused")["Trainer.class"]
     assert read.words["stop.patience"] == 2
 
 

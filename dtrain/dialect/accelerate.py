@@ -142,6 +142,7 @@ def _kind(ledger: Ledger) -> None:
         ledger.imply({"strategy": "zero1"}, "default of megatron_lm")
     elif name == "no" and ranks > 1:
         ledger.refuse(key, f"this means one process, but the file has {ranks}. Type strategy=ddp, or devices=1.")
+        ledger.ask("strategy", "ddp, or single with devices=1")
     elif name in TYPES:
         ledger.carry(key, TYPES[name])
     else:

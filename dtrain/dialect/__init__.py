@@ -100,6 +100,8 @@ def complete(ledger: Ledger, silent: Iterable[str] = ()) -> None:
             ledger.ask(part)
     if ledger.asks("data") and "data.holdout" not in words:
         ledger.ask("data.holdout", HOLDOUT)
+    if ledger.asks("schedule") and "schedule.warmup" not in words:
+        ledger.ask("schedule.warmup", "steps or a part of the run, 0 for none")
     _drop_foreign(ledger)
     if words:
         ledger.imply({"precision": "fp32"}, "torch's default")

@@ -20,7 +20,9 @@ def optimizer_section(ledger: Ledger, t: str) -> None:
 
 def _named_optimizer(ledger: Ledger, t: str) -> None:
     old = [f"{t}adafactor"] * (ledger.get(f"{t}adafactor") is True)
-    name = "adafactor" if old else str(ledger.get(f"{t}optim", "adamw_torch_fused"))
+    said = ledger.get(f"{t}optim", "adamw_torch_fused")
+    name = said if isinstance(said, Code) else str(said)
+    name = "adafactor" if old else name
     if name not in (*ADAMW, "sgd"):
         unknown = refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor.")
         ledger.settle(unknown, f"{t}optim", *old)

@@ -7,9 +7,9 @@ from typing import Any
 
 from dtrain.config import files
 from dtrain.dialect.callbacks import class_of, sections
-from dtrain.dialect.ledger import Ledger, Rule, count, show
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, show
 from dtrain.dialect.rules import given, lacking, refused, says, switched, table, to, unneeded
-from dtrain.dialect.terms import CHANGES_LOSS
+from dtrain.dialect.terms import CHANGES_LOSS, unknown_optimizer
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
@@ -25,13 +25,14 @@ def own_optimizer(ledger: Ledger, t: str) -> tuple[bool, bool]:
     keys = [key for name in ("optimizers", "optimizer_cls_and_kwargs") for key in ledger.under(f"{SECTION}.{name}")]
     places = [place for key in keys for place in _places(key, ledger.leaves[key])]
     both = bool(places), any(place > 0 for place in places)
-    asked = (("optim", "optim.lr"), OF_OPTIMIZER), (("schedule",), OF_SCHEDULE)
-    for is_own, (words, names) in zip(both, asked, strict=True):
+    for is_own, names in zip(both, (OF_OPTIMIZER, OF_SCHEDULE), strict=True):
         if is_own:
             ledger.settle(unneeded("the Trainer is given others by code"), *(f"{t}{name}" for name in names))
-            for word in words:
-                ledger.ask(word)
+    if both[1]:
+        ledger.ask("schedule")
     if any(both):
+        made = [ledger.leaves[key] for key in keys if key.endswith("class_path")]
+        unknown_optimizer(ledger, str(made[0]) if made else Code("code"), {})
         why = "made by code, in place of what the arguments say. Type optim=<word> optim.lr=<rate>"
         ledger.settle(refused(f"{why} schedule=<word>." if both[1] else f"{why}."), *keys)
     return both

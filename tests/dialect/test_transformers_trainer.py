@@ -64,15 +64,20 @@ def test_what_data_names_is_not_needed(tmp_path: Path) -> None:
     assert not read.told("refused")
 
 
+ADAM = {"optim", "optim.lr", "optim.weight_decay", "optim.betas"}
+CURVE = {"schedule", "schedule.warmup"}
+
+
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        ("optimizers=(SGD(model.parameters(), lr=0.1), None)", {"optim", "optim.lr"}),
-        ("optimizers=(SGD(model.parameters()), Linear(3))", {"optim", "optim.lr", "schedule"}),
-        ("optimizers=both", {"optim", "optim.lr", "schedule"}),
-        ("optimizers=(optimizer, None)", {"optim", "optim.lr"}),
+        ("optimizers=(SGD(model.parameters(), lr=0.1), None)", {"optim", "optim.lr", "optim.weight_decay"}),
+        ("optimizers=(SGD(model.parameters()), Linear(3))", {"optim", "optim.lr", "optim.weight_decay", *CURVE}),
+        ("optimizers=(AdamW(model.parameters()), None)", ADAM),
+        ("optimizers=both", {*ADAM, *CURVE}),
+        ("optimizers=(optimizer, None)", ADAM),
         ("optimizers=(None, None)", set()),
-        ("optimizer_cls_and_kwargs=(SGD, {'lr': 0.1})", {"optim", "optim.lr"}),
+        ("optimizer_cls_and_kwargs=(SGD, {'lr': 0.1})", ADAM),
     ],
 )
 def test_optimizers_of_code_are_asked_for(given: str, asked: set[Any], tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ KEYS: Mapping[str, Any] = {
     "bf16 fp16": REFUSED,
     "half_precision_backend fp16_backend": chosen(
         dict.fromkeys(("auto", "amp", "cuda_amp", "cpu_amp"), unneeded("autocast, as here")),
-        refused("dtrain has torch's own. Type precision=fp16 or precision=bf16.", "precision"),
+        refused("mixed precision is torch's autocast. Leave it out."),
     ),
     "fp16_opt_level": unneeded("an option of apex"),
     "adafactor": OFF,

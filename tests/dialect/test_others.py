@@ -24,6 +24,7 @@ def test_other_arguments_in_python_are_told_in_words(name: str) -> None:
         "schedule=cosine schedule.floor=0",
         "schedule.warmup=0.03",
         "epochs=3",
+        "optim.weight_decay=0 optim.betas=[0.9,0.999] clip=1",
     ):
         assert f" {word}" in str(raised.value), word
 

@@ -11,7 +11,7 @@ from dtrain.checkpoint.commit import Candidate, DamagedError, MisfitError, first
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.state import TrainState
-from dtrain.errors import DtrainError, StoreError
+from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import Packed, begin, packed
 from dtrain.storage.attempts import place
@@ -169,8 +169,17 @@ class Restore:
                 f"ema: the checkpoint of step {commit['step']} has an average of the weights, which is dropped. Type "
                 "ema=<its decay> to go on with it"
             )
-        try:
-            state.load_facts(commit["facts"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            cause = f"its facts cannot be loaded ({type(error).__name__}: {error})"
-            raise MisfitError.during("load", url, cause) from error
+        faults = self._mesh.on_all(f"load {url}", partial(_load_facts, commit, state))
+        for kind, *problems in filter(None, faults):  # on all ranks, also of what one of them alone sees
+            raise WordsError(*problems) if kind == "words" else MisfitError.during("load", url, problems[0])
+
+
+def _load_facts(commit: Commit, state: TrainState) -> list[str]:
+    """Load the facts of a commit. Returns the kind of error and its problems if they are of another run."""
+    try:
+        state.load_facts(commit["facts"])
+    except WordsError as error:
+        return ["words", *error.problems]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return ["misfit", f"its facts cannot be loaded ({type(error).__name__}: {error})"]
+    return []

@@ -98,7 +98,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         for key in ("evaluate.every", "checkpoint.every")
     },
     "resume": {"true yes 1": "auto", "false no 0": "never", "force required": "must", "/": RESUMED},
-    "clip": {"0 0.0": "null"}, "ema": {"true": "0.999", "false": "null"},
+    "clip": {"0 0.0 none": "null"}, "ema": {"true": "0.999", "false": "null"},
     "checkpoint": {"last latest best newest": RESUMED, "/": RESUMED},
     "strategy": {
         "deepspeed zero": f"{STAGES} Type one of them.",

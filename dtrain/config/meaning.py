@@ -49,7 +49,7 @@ def _said(name: str, value: str) -> str:
 def of_value(key: str, value: str) -> str:
     """The meaning of a value of another tool, as words or a sentence; empty if that is not known."""
     known = MEANT.get(key, {})
-    kind = PLACE if PLACE in value or value.endswith(WEIGHTS) else value[:1]
+    kind = PLACE if PLACE in value or value.endswith(WEIGHTS) else "[" * value.startswith("[")
     text = known.get(value.lower(), known.get(kind, ""))
     return _filled(text if not text or "=" in text or is_sentence(text) else f"{key}={text}", value)
 

@@ -104,6 +104,9 @@ def complete(ledger: Ledger, silent: Iterable[str] = ()) -> None:
             ledger.ask(part)
     if ledger.asks("data") and "data.holdout" not in words:
         ledger.ask("data.holdout", HOLDOUT)
+    hint = ledger.command.get("schedule", "")
+    if ledger.asks("schedule") and "schedule.warmup" not in words and "schedule.warmup" not in hint:
+        ledger.ask("schedule.warmup", "steps or a part of the run, 0 for none")
     _drop_foreign(ledger)
     if words:
         ledger.imply({"precision": "fp32"}, "torch's default")

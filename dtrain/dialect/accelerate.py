@@ -142,6 +142,9 @@ def _kind(ledger: Ledger) -> None:
         ledger.imply({"strategy": "zero1"}, "default of megatron_lm")
     elif name == "no" and ranks > 1:
         ledger.refuse(key, f"this means one process, but the file has {ranks}. Type strategy=ddp, or devices=1.")
+        ledger.withdraw("devices", f"{name} starts one of them. Type devices=<number>.")
+        ledger.ask("devices", f"1 with strategy=single, or {ranks}")
+        ledger.ask("strategy", "single or ddp")
     elif name in TYPES:
         ledger.carry(key, TYPES[name])
     else:

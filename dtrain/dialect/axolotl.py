@@ -83,9 +83,17 @@ def _precision(ledger: Ledger) -> None:
         "fp16": "fp16",
         "float32": "fp32",
     }
+    if ledger.get("fp16") is True and ledger.get("bf16") in ("auto", True):
+        first, second = ("bf16", "fp16") if ledger.get("bf16") is True else ("fp16", "bf16")
+        ledger.settle(unneeded(f"{first} takes precedence"), second)
+    if "bf16" not in ledger.leaves:
+        ledger.imply({"precision": words["bf16"]}, "default of axolotl, on a GPU that supports it")
+    if "precision" not in ledger.words and ledger.get("bf16") not in ("auto", True, "full"):
+        ledger.settle(lacking("Type precision=fp16, whose weights are in fp32.", asked="precision"), "float16")
+    ledger.settle(unneeded("bf16 takes precedence"), "float16")
     for key, word in words.items():
         value = ledger.leaves.get(key)
-        if value in (True, "true", "auto", "full"):
+        if key in ledger.open() and value in (True, "true", "auto", "full"):
             notes = ["auto: on a GPU that supports it"] * (value == "auto")
             notes += ["axolotl loads the weights in bf16 too"] * (word == "bf16_true")
             notes += ["peft keeps the adapter in fp32; bf16_true takes half the memory"] * bool(adapter and not sharded)
@@ -266,8 +274,9 @@ KEYS: Mapping[str, Any] = {
     "unfrozen_parameters freeze_mm_modules": lacking(
         "type model.freeze=[<patterns of names>], which names what is not trained."
     ),
-    "rl reward_model process_reward_model trl.** dpo_beta dpo_label_smoothing orpo_alpha rl_beta rpo_alpha "
-    "kto_desirable_weight kto_undesirable_weight simpo_gamma cpo_alpha": lacking(REWARDS),
+    "rl reward_model process_reward_model trl.** dpo_beta dpo_label_smoothing dpo_loss_type "
+    "dpo_loss_weights orpo_alpha rl_beta rpo_alpha kto_desirable_weight kto_undesirable_weight "
+    "simpo_gamma cpo_alpha": lacking(REWARDS),
     "dpo_use_logits_to_keep dpo_padding_free precompute_ref_log_probs": unneeded("affects memory only"),
     "dpo_norm_loss dpo_use_weighting dpo_generate_during_eval": lacking(
         "objective=dpo does not have it. Leave it out."
@@ -325,7 +334,7 @@ KEYS: Mapping[str, Any] = {
     ),
     "neftune_noise_alpha noisy_embedding_alpha": terms.CHANGES_LOSS,
     "embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
-    "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
+    "cosine_constant_lr_ratio lr_scheduler_kwargs lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
     "optim_target_modules": lacking("dtrain has no equivalent. Leave it out, or write your own component."),
     "ddp_find_unused_parameters": unneeded("unused parameters are allowed"),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),

@@ -21,25 +21,34 @@ ROLES: Mapping[str, frozenset[str]] = {
 """Role -> its names in rows that dtrain knows too."""
 PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo"}
 """axolotl's `rl` -> objective.loss."""
+BETAS = ("trl.beta", "rl_beta", "dpo_beta")
+LOSSES = {(loss,): loss for loss in ("sigmoid", "hinge", "ipo")}
+"""dpo_loss_type -> objective.loss."""
 TEMPLATES = "https://github.com/axolotl-ai-cloud/axolotl/tree/main/src/axolotl/utils/chat_templates/templates"
 
 
 def objective_section(ledger: Ledger) -> None:
     """Translate preference training, which axolotl leaves to TRL."""
     loss = PREFERENCES.get(str(ledger.get("rl")).lower())
+    named = ledger.get("dpo_loss_type")
+    if loss == "sigmoid" and named is not None:
+        loss = LOSSES.get(tuple(named) if isinstance(named, list) else (named,), "")
+        rule = unneeded("covered by rl") if loss else refused("dtrain has sigmoid, hinge and ipo.", "objective.loss")
+        ledger.settle(rule, "dpo_loss_type")
     if loss is None:
         if ledger.get("rl") or ledger.get("reward_model") or ledger.get("process_reward_model"):
             ledger.ask("objective", "your own")
         return
-    ledger.settle(terms.CHANGES_LOSS, "rpo_alpha", "dpo_norm_loss", "dpo_use_weighting")
+    ledger.settle(terms.CHANGES_LOSS, "rpo_alpha", "dpo_norm_loss", "dpo_use_weighting", "dpo_loss_weights")
     if ledger.asks("objective"):
         ledger.refuse("rl", f"other keys change its loss. Type objective=dpo objective.loss={loss}.")
     else:
-        ledger.carry("rl", {"objective": "dpo", "objective.loss": loss})
-    beta = "rl_beta" if ledger.get("rl_beta") is not None else "dpo_beta"
-    ledger.settle(given(to("objective.beta")), beta)
-    ledger.settle(unneeded("rl_beta takes precedence"), "dpo_beta")
-    ledger.settle(given(to("objective.label_smoothing")), "dpo_label_smoothing")
+        ledger.carry("rl", {"objective": "dpo", **({"objective.loss": loss} if loss else {})})
+    first = next((key for key in BETAS if ledger.get(key) is not None), BETAS[0])
+    ledger.settle(given(to("objective.beta")), first)
+    ledger.settle(unneeded(f"{first} takes precedence"), *BETAS)
+    smooth = unneeded("ipo does not use it") if loss == "ipo" else given(to("objective.label_smoothing"))
+    ledger.settle(smooth, "dpo_label_smoothing")
     ledger.imply({"objective.beta": 0.1}, "default of TRL")
 
 

@@ -9,6 +9,9 @@ from dtrain.dialect.terms import BEHIND, ROUNDED, decaying, unknown_optimizer, u
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
 BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 SCHEDULES = ("cosine", "linear", "constant", "constant_with_warmup")
+BENT = ("lr_scheduler_kwargs", "lr_quadratic_warmup", "cosine_constant_lr_ratio")
+"""Keys that give a schedule another curve."""
+CURVE = "its curve is not taken over. Type schedule=linear, cosine, constant or wsd with its words."
 DEFAULT = "default of axolotl, where it is at most 100 steps"
 
 
@@ -51,8 +54,9 @@ def schedule_section(ledger: Ledger) -> None:
         ledger.settle(unneeded("transformers' constant has no warm-up"), "warmup_steps", "warmup_ratio")
     if ledger.get("warmup_steps") is not None:
         ledger.settle(unneeded("warmup_steps takes precedence"), "warmup_ratio")
-    if name not in SCHEDULES:
-        ledger.settle(refused(unknown_schedule(name)), "lr_scheduler")
+    changed = [key for key in ledger.under(*BENT) if ledger.leaves[key]]
+    if name not in SCHEDULES or (changed and shape != "linear"):
+        ledger.settle(refused(CURVE if changed else unknown_schedule(name)), "lr_scheduler", *changed)
         ledger.ask("schedule")
     else:
         words = decaying(shape, 0 if name == "constant" else warmup, floor if shape == "cosine" else 0.0)

@@ -10,6 +10,7 @@ LOG = (
     "DeepSpeed's warm-up is logarithmic, dtrain's is linear. Type schedule.warmup={} for a linear one of the same "
     "length, or 0 for none."
 )
+CURVED = "its warm-up is logarithmic, here linear"
 BEHIND = "its warm-up starts at 0 and lags two steps behind, a decay one"
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 OF_STEPS = {"total_num_steps": "steps", "warmup_num_steps": "schedule.warmup", "warmup_max_lr": "optim.lr"}
@@ -51,7 +52,8 @@ def schedule_section(ledger: Ledger) -> None:
     if ledger.leaves.get(f"{p}.warmup_min_lr") == "auto":
         ledger.skip(f"{p}.warmup_min_lr", "it becomes 0, as here")
     if ledger.leaves.get(f"{p}.total_num_steps") == "auto" and name == "WarmupDecayLR" and not ledger.auto:
-        ledger.carry("scheduler.type", {"schedule": "linear", "schedule.floor": 0.0})
+        ledger.carry("scheduler.type", {"schedule": "linear", "schedule.floor": 0.0}, _curve(ledger))
+        ledger.settle(unneeded("see scheduler.type"), f"{p}.warmup_type")
         ledger.ask("schedule.warmup")
         return
     values = {
@@ -72,6 +74,10 @@ def schedule_section(ledger: Ledger) -> None:
         warmup_of(ledger, name, values)
 
 
+def _curve(ledger: Ledger) -> str:
+    return "" if ledger.get("scheduler.params.warmup_type") == "linear" else CURVED
+
+
 def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     """Translate the keys of a schedule that has a counterpart; `values` are those in the file."""
     p, shape = "scheduler.params", SHAPES[name]
@@ -82,10 +88,12 @@ def warmup_of(ledger: Ledger, name: str, values: dict[str, Any]) -> None:
     filled = {key for key in OF_STEPS if ledger.auto and ledger.leaves.get(f"{p}.{key}") == "auto"}
     if "warmup_num_steps" in filled:  # by the other software, whose words are there
         del words["schedule.warmup"]
-        note = "" if values.get("warmup_type") == "linear" else "its warm-up is logarithmic, here linear"
+        note = _curve(ledger)
     elif values.get("warmup_type", "log") != "linear" and warm > 1:
         if not {"warmup_type", "warmup_num_steps"} & set(values) and not ledger.asks("schedule.warmup"):
             note = f"without its warm-up: {LOG.format(warm)}"
+        elif ledger.leaves.get(f"{p}.warmup_num_steps") == "auto":
+            note = CURVED
         warmup = kind = refused(LOG.format(warm))
         ledger.ask("schedule.warmup", f"{warm} for a linear warm-up of that length, or 0")
     ledger.carry("scheduler.type", {"schedule": words["schedule"]}, note)

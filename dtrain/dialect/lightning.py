@@ -158,10 +158,10 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         unknown_optimizer(ledger, name, {word: ledger.get(f"{section}.init_args.{word}") for word in OPTIONS})
     section = f"{outer}lr_scheduler"
     kind = class_of(ledger, section)
-    steps = ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
-    ends = steps is not None and ledger.get(f"{section}.init_args.T_max") == steps
+    passes = ledger.get(f"{outer}trainer.max_epochs")
+    ends = passes is not None and ledger.get(f"{section}.init_args.T_max") == passes
     if kind == "CosineAnnealingLR" and ends and not ledger.get(f"{section}.init_args.eta_min"):
-        ledger.carry(f"{section}.class_path", decaying("cosine", 0))
+        ledger.carry(f"{section}.class_path", decaying("cosine", 0), "LightningCLI steps it once an epoch")
         ledger.settle(unneeded("the cosine ends with the run, as with this T_max"), f"{section}.init_args.**")
     elif kind:
         ledger.ask("schedule")

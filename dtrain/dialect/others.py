@@ -11,7 +11,7 @@ from dtrain.dialect.ledger import Code, flatten, names, show
 from dtrain.errors import WordsError
 
 ARGUMENTS = names(
-    "Seq2SeqTrainingArguments GRPOConfig RewardConfig KTOConfig ORPOConfig CPOConfig PPOConfig RLOOConfig GKDConfig "
+    "GRPOConfig RewardConfig KTOConfig ORPOConfig CPOConfig PPOConfig RLOOConfig GKDConfig "
     "OnlineDPOConfig PRMConfig BCOConfig XPOConfig NashMDConfig DistillationConfig"
 )
 MARKS = names("per_device_train_batch_size per_device_eval_batch_size num_train_epochs remove_unused_columns do_train")
@@ -140,6 +140,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not any(word.startswith("steps=") for word in suggested):
         passes = tree.get("num_train_epochs")
         suggested.append("epochs=<passes>" if isinstance(passes, Code) else f"epochs={show(passes or 3)}")
+    suggested += _defaults(tree)
     raise WordsError(
         f"{place}: dtrain does not import TrainingArguments of {whose}. Type {' '.join(suggested)}, the data, and "
         f"{MODEL}."
@@ -151,6 +152,14 @@ def _schedule(tree: Mapping[str, Any]) -> list[str]:
     words = [] if tree.get("lr_scheduler_type") else ["schedule=linear"]
     no_warmup = not tree.get("warmup_steps") and not tree.get("warmup_ratio")
     return [*words, "schedule.warmup=0"] if no_warmup or tree.get("lr_scheduler_type") == "constant" else words
+
+
+def _defaults(tree: Mapping[str, Any]) -> list[str]:
+    """The words for what transformers' AdamW and clipping have where the arguments say nothing."""
+    decay, betas = tree.get("weight_decay") or 0, [tree.get("adam_beta1", 0.9), tree.get("adam_beta2", 0.999)]
+    shown = [f"optim.weight_decay={'<it>' if isinstance(decay, Code) else show(decay)}"]
+    shown += [] if any(isinstance(beta, Code) for beta in betas) else [f"optim.betas={show(betas)}"]
+    return shown if tree.get("max_grad_norm") is not None else [*shown, "clip=1"]
 
 
 def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]], place: str) -> None:

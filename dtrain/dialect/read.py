@@ -9,32 +9,22 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 
 from dtrain.dialect import loops, others
+from dtrain.dialect.calls import CALLS, DEEPEST, Script, last
 from dtrain.dialect.defaults import looked_through
 from dtrain.dialect.ledger import Code, Differs, flatten, names
 from dtrain.errors import WordsError, first_line
 from dtrain.storage import store
 
-CALLS = {
-    "Trainer": "trainer",
-    "LightningCLI": "cli",
-    "ScalingConfig": "scaling_config",
-    "RunConfig": "run_config",
-    "FailureConfig": "failure_config",
-    "CheckpointConfig": "checkpoint_config",
-    "TorchTrainer": "ray_trainer",
-    "DataParallelTrainer": "ray_trainer",
-}
-"""Calls that configure a run -> the key of their arguments in the tree."""
-ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
-TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
-"""Those of them that TRL has load the model that they are given a name of."""
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+"""Trainers of the loss of the model. A file that calls or defines another has a loss of its own."""
 ADAPTERS = names(
     "PromptTuningConfig PrefixTuningConfig PromptEncoderConfig MultitaskPromptTuningConfig IA3Config AdaLoraConfig "
     "LoHaConfig LoKrConfig OFTConfig BOFTConfig VeraConfig AdaptionPromptConfig LNTuningConfig FourierFTConfig"
@@ -42,7 +32,6 @@ ADAPTERS = names(
 """Adapters of peft beside LoRA."""
 PLACES = {f"args.{place}": name for place, name in enumerate(("model", "args", "data_collator", "train_dataset"))}
 """The first arguments of a Trainer, other than DPOTrainer, by their places."""
-DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
 MOST = 20_000
@@ -193,24 +182,25 @@ def _python(text: str, place: str) -> Any:
         raise WordsError(
             f"{place}{line}: not Python: {getattr(error, 'msg', str(error)) or 'nested too deep'}."
         ) from error
-    script = _Script(module)
+    script = Script(module)
     tree: dict[str, Any] = {}
     owned = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)} & set(CALLS)
-    made = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _last(node.func) not in owned]
-    if any(_last(call.func) in ARGUMENTS for call in made):
+    made = [node for node in ast.walk(module) if isinstance(node, ast.Call) and last(node.func) not in owned]
+    if any(last(call.func) in ARGUMENTS for call in made):
         classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-        own = [each.name for each in classes if any(_last(base) in TRAINERS for base in each.bases)]
-        return _hugging_face(script, made, own)
-    foreign = {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}
+        own = [each.name for each in classes if any(last(base).endswith("Trainer") for base in each.bases)]
+        other = [last(call.func) for call in made if re.fullmatch(r"\w+Trainer", last(call.func))]
+        return _hugging_face(script, made, {*own, *other} - {*CALLS, *TRAINERS})
+    foreign = {last(call.func): script.arguments(call) for call in made if last(call.func) in others.ARGUMENTS}
     others.refuse_python(module, foreign, place)
-    read = [(call, script.arguments(call)) for call in made if _last(call.func) in CALLS]
+    read = [(call, script.arguments(call)) for call in made if last(call.func) in CALLS]
     for call, arguments in read:
-        name = CALLS[_last(call.func)]
+        name = CALLS[last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
         written = looked_through(module)
-        if tree := loops.read(written, _Script(written)):
+        if tree := loops.read(written, Script(written)):
             return tree
         others.refuse_assignments(module, place)
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
@@ -219,18 +209,18 @@ def _python(text: str, place: str) -> Any:
     return _cli_defaults(tree, place) if "cli" in tree else tree
 
 
-def _hugging_face(script: "_Script", made: Collection[ast.Call], own: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of Hugging Face's classes by class, those of its Trainer and of the file's `own` ones, and
-    the class and name of the model.
+def _hugging_face(script: Script, made: Collection[ast.Call], own: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of Hugging Face's classes by class, of its Trainer and the file's `own` ones, and the class
+    and name of the model.
     """
     tree: dict[str, Any] = {}
     trainers = {*TRAINERS, *own}
     for call in made:
-        name, arguments = _last(call.func), script.arguments(call)
-        if name == "from_pretrained" and isinstance(call.func, ast.Attribute) and "For" in _last(call.func.value):
+        name, arguments = last(call.func), script.arguments(call)
+        if name == "from_pretrained" and isinstance(call.func, ast.Attribute) and "For" in last(call.func.value):
             place = arguments.get("args.0", arguments.get("pretrained_model_name_or_path"))
             more = {key: value for key, value in arguments.items() if value is not place}
-            name, arguments = "model", {"class": _last(call.func.value), "name": place, **more}
+            name, arguments = "model", {"class": last(call.func.value), "name": place, **more}
         elif name in trainers:
             given = _trainer(arguments, name)
             tree["Trainer"] = _merge(tree["Trainer"], given) if "Trainer" in tree else given
@@ -241,6 +231,8 @@ def _hugging_face(script: "_Script", made: Collection[ast.Call], own: Collection
             arguments = {"output_dir": arguments.pop("args.0"), **arguments}
         if name in ADAPTERS:
             name, arguments = "peft", {"kind": name}
+        if name in ("LoraConfig", *ARGUMENTS):
+            arguments |= script.later(call)
         if name in ("model", "LoraConfig", "peft", *ARGUMENTS):
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     for name, key in (("model", "model"), ("peft_config", "LoraConfig")):
@@ -281,89 +273,6 @@ def _cli_defaults(tree: dict[str, Any], place: str) -> dict[str, Any]:
     if isinstance(trainer, dict):
         defaults["trainer"] = trainer
     return defaults
-
-
-class _Script:
-    """The values of a Python file that are known without running it; `inside` are the ids of calls nested in
-    another.
-    """
-
-    def __init__(self, module: ast.Module) -> None:
-        self.inside: set[int] = set()
-        given: dict[str, ast.expr] = {}
-        for node in ast.walk(module):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                given[node.targets[0].id] = node.value
-        times = Counter(name for node in ast.walk(module) for name in _changes(node, given))
-        self._names = {
-            name: value for name, value in given.items() if times[name] == 1
-        }  # a reassigned name has no certain value
-
-    def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]:
-        """Return a call's arguments by name, including those of a literal **mapping."""
-        values = {f"args.{number}": self.value(node, deep) for number, node in enumerate(call.args)}
-        for word in call.keywords:
-            values |= _spread(word.value, self.value(word.value, deep), word.arg)
-        return values
-
-    def value(self, node: ast.expr, deep: int = 0) -> Any:
-        """Return a plain value; class_path and init_args for a call of another class; Code for a computed value."""
-        if isinstance(node, ast.Name) and node.id in self._names and deep < DEEPEST:
-            return self.value(self._names[node.id], deep + 1)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self.value(item, deep) for item in node.elts]
-        if isinstance(node, ast.Dict) and all(key is None or isinstance(key, ast.Constant) for key in node.keys):
-            return self._entries(node, deep)
-        if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
-            return self.arguments(node, deep)
-        if isinstance(node, ast.Call):
-            self.inside.add(id(node))
-            name = ast.unparse(node.func)
-            arguments = self.arguments(node, deep)
-            return arguments if _last(node.func) in CALLS else {"class_path": name, "init_args": arguments}
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError):
-            return Code(ast.unparse(node))
-
-    def _entries(self, node: ast.Dict, deep: int) -> dict[str, Any]:
-        """Return the entries of a literal mapping; an unknown ** mapping in it becomes Code."""
-        values: dict[str, Any] = {}
-        for key, item in zip(node.keys, node.values, strict=True):
-            name = str(key.value) if isinstance(key, ast.Constant) else None
-            values |= _spread(item, self.value(item, deep), name)
-        return values
-
-
-def _spread(node: ast.expr, value: Any, name: str | None) -> dict[str, Any]:
-    """Return a named value, or the entries of a ** mapping; an unknown mapping becomes Code."""
-    if name is not None:
-        return {name: value}
-    known = isinstance(value, dict) and "class_path" not in value
-    return value if known else {f"**{ast.unparse(node)}": Code(value)}
-
-
-def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
-    """Yield the names that a node binds, or whose list or mapping it may mutate."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)):
-        root: ast.expr = node
-        while isinstance(root, ast.Subscript | ast.Attribute):
-            root = root.value
-        literal = given.get(root.id) if isinstance(root, ast.Name) else None
-        if isinstance(literal, ast.List | ast.Dict) or (
-            isinstance(literal, ast.Call) and _last(literal.func) in ("dict", "list")
-        ):
-            yield ast.unparse(root)
-
-
-def _last(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _inside(tree: Any) -> Collection[Any]:

@@ -146,7 +146,7 @@ OPTIONS = ("lr", "weight_decay", "betas")
 def unknown_optimizer(ledger: Ledger, name: str, given: Mapping[str, Any]) -> None:
     """Ask for another optimizer and its OPTIONS, of which the file has `given`."""
     ledger.ask("optim")
-    for word in OPTIONS if "adam" in name.lower() else OPTIONS[:2]:
+    for word in OPTIONS if "adam" in name.lower() or isinstance(name, Code) else OPTIONS[:2]:
         value = given.get(word)
         ledger.words.pop(f"optim.{word}", None)
         ledger.ask(f"optim.{word}", "value" if value in (None, "auto") else f"{show(value)} with {name}")

@@ -1,5 +1,5 @@
-"""Hugging Face's Trainer and TRL: arguments of TrainingArguments, SFTConfig, DPOConfig and LoraConfig in a Python file,
-of which no line is run, or the first as YAML or JSON:
+"""Hugging Face's Trainer and TRL: arguments of TrainingArguments, of Seq2SeqTrainingArguments, SFTConfig and DPOConfig,
+and of LoraConfig in a Python file, of which no line is run, or the first as YAML or JSON:
 https://huggingface.co/docs/transformers/main_classes/trainer
 
     dtrain import train.py to=mine.yaml
@@ -19,24 +19,24 @@ from dtrain.dialect.terms import CLIP, passes
 from dtrain.dialect.transformers_adapter import OF_TRL, TRL, adapter_section, class_of, precision_section
 from dtrain.dialect.transformers_model import model_section
 from dtrain.dialect.transformers_optim import TRAINER, optimizer_section
-from dtrain.dialect.transformers_trainer import PACKING, SEQUENCE, WITH, trainer_section
+from dtrain.dialect.transformers_trainer import PACKING, PROMPTS, SECTION, SEQUENCE, WITH, trainer_section
 
 TITLE = "Hugging Face's Trainer"
 MARKS = names(
-    "TrainingArguments SFTConfig DPOConfig per_device_train_batch_size per_device_eval_batch_size num_train_epochs "
+    "TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfig predict_with_generate "
+    "per_device_train_batch_size per_device_eval_batch_size num_train_epochs "
     "lr_scheduler_type do_train do_eval report_to eval_strategy evaluation_strategy save_strategy logging_strategy "
     "model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split assistant_only_loss packing "
     "completion_only_loss learning_rate gradient_checkpointing lora_r load_in_8bit load_in_4bit use_peft model_revision"
 )
 SILENT = ("data", "model")
-CLASSES = ("TrainingArguments", "SFTConfig", "DPOConfig")
-RATES = {"TrainingArguments": 5e-5, "SFTConfig": 2e-5, "DPOConfig": 1e-6}
+RATES = {"TrainingArguments": 5e-5, "Seq2SeqTrainingArguments": 5e-5, "SFTConfig": 2e-5, "DPOConfig": 1e-6}
 """Class -> its default of learning_rate."""
 CODE = "the data is made by code. Type data=chat data.path=<rows> data.tokenizer=<name>, or another word for data."
 
 
 def translate(ledger: Ledger) -> None:
-    named = next((name for name in CLASSES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
+    named = next((name for name in RATES if any(key.startswith(f"{name}.") for key in ledger.leaves)), "")
     t = f"{named}." * bool(named)
     kind = named or class_of(ledger)
     for tell in (model_section, adapter_section):
@@ -74,7 +74,8 @@ ASKED = {
     "gradient_accumulation_steps": "accumulate", "weight_decay": "optim.weight_decay", "max_grad_norm": "clip",
     "seed": "seed", "lr_scheduler_type": "schedule", "warmup_steps": "schedule.warmup",
     "warmup_ratio": "schedule.warmup", "optim": "optim", "adam_beta1": "optim.betas", "adam_beta2": "optim.betas",
-    "adam_epsilon": "optim.eps", "bf16": "precision", "fp16": "precision",
+    "adam_epsilon": "optim.eps", "adafactor": "optim", "per_gpu_train_batch_size": "microbatch",
+    "bf16": "precision", "fp16": "precision",
 }  # fmt: skip
 """Argument -> the word that is asked for where Python computes the argument."""
 
@@ -112,25 +113,34 @@ def _objective(ledger: Ledger, t: str, kind: str) -> None:
         for name, word in (("beta", "objective.beta"), ("loss_type", "objective.loss")):
             if ledger.get(name) is not None:
                 ledger.ask(word, f"{show(ledger.leaves[name])} with dpo")
-    if kind == "DPOConfig":
-        losses = ledger.get(f"{t}loss_type", "sigmoid")
-        (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
-        if loss in ("sigmoid", "hinge", "ipo") and not more:
-            ledger.settle(says({"objective.loss": loss}), f"{t}loss_type")
-        else:
-            ledger.settle(refused("dtrain has sigmoid, hinge and ipo.", "objective.loss"), f"{t}loss_type")
-        ledger.imply({"objective": "dpo", "objective.beta": 0.1}, TRAINER)
-        ledger.settle(given(to("objective.beta", positive)), f"{t}beta")
-        ledger.settle(given(to("objective.label_smoothing")), f"{t}label_smoothing")
+    by_name = ledger.get(f"{SECTION}.class") == "DPOTrainer"
+    ledger.settle(says({"objective": "dpo"}), *[f"{SECTION}.class"] * by_name)
+    if kind == "DPOConfig" or by_name:
+        for prefix in (t, *[f"{SECTION}."] * by_name):
+            _dpo(ledger, prefix)
     elif kind == "SFTConfig":
         answers = ledger.get(f"{t}assistant_only_loss") is True or ledger.get(f"{t}completion_only_loss") is True
         rule = switched(to("data.train_on", lambda value: "answers", WITH, command=True), unneeded("see data.train_on"))
         ledger.settle(given(rule), f"{t}assistant_only_loss", f"{t}completion_only_loss")
+        ledger.settle(given(chosen({"nll": OFF, "chunked_nll": OFF}, terms.CHANGES_LOSS)), f"{t}loss_type")
         if not answers:
             ledger.command["data.train_on"] = "<all of messages, answers of rows with prompt and completion>"
     if kind in OF_TRL:
         ledger.settle(SEQUENCE, f"{t}max_length", f"{t}max_seq_length")
         ledger.command.setdefault("data.sequence", "1024")
+
+
+def _dpo(ledger: Ledger, t: str) -> None:
+    """Translate the arguments of DPOConfig, or of the DPOTrainer of older versions."""
+    losses = ledger.get(f"{t}loss_type", "sigmoid")
+    (loss, *more) = losses if isinstance(losses, list) and losses else [losses]
+    if loss in ("sigmoid", "hinge", "ipo") and not more:
+        ledger.settle(says({"objective.loss": loss}), f"{t}loss_type")
+    else:
+        ledger.settle(refused("dtrain has sigmoid, hinge and ipo.", "objective.loss"), f"{t}loss_type")
+    ledger.settle(given(to("objective.beta", positive)), f"{t}beta")
+    ledger.settle(given(to("objective.label_smoothing")), f"{t}label_smoothing")
+    ledger.imply({"objective": "dpo", "objective.beta": 0.1}, TRAINER)
 
 
 def _shards(ledger: Ledger, t: str) -> None:
@@ -197,15 +207,19 @@ REPORTS = chosen(
 )
 KEYS: Mapping[str, Any] = {
     "output_dir": terms.output,
-    "per_device_train_batch_size": to("microbatch", count, "samples per forward on one rank"),
-    "per_device_eval_batch_size eval_accumulation_steps": unneeded("evaluation uses the microbatch size"),
+    "per_device_train_batch_size per_gpu_train_batch_size": given(
+        to("microbatch", count, "samples per forward on one rank")
+    ),
+    "per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps": unneeded(
+        "evaluation uses the microbatch size"
+    ),
     "gradient_accumulation_steps": to("accumulate", count),
     "learning_rate": to("optim.lr"),
     "weight_decay": to("optim.weight_decay"),
     "adam_beta1 adam_beta2 optim lr_scheduler_type warmup_steps warmup_ratio": REFUSED,
     "adam_epsilon": to("optim.eps"),
     "max_grad_norm": CLIP,
-    "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
+    "max_steps": chosen({-1: unneeded("no limit"), 0: unneeded("no limit")}, to("steps", count)),
     "num_train_epochs": passes,
     "seed": to("seed", whole),
     "data_seed": lacking("seed orders the data too. Leave it out."),
@@ -221,8 +235,16 @@ KEYS: Mapping[str, Any] = {
     "activation_checkpointing_kwargs.**": unneeded("results are the same"),
     "activation_checkpointing": lacking("type remat=full."),
     "bf16 fp16": REFUSED,
+    "half_precision_backend fp16_backend": chosen(
+        dict.fromkeys(("auto", "amp", "cuda_amp", "cpu_amp"), unneeded("autocast, as here")),
+        refused("mixed precision is torch's autocast. Leave it out."),
+    ),
+    "fp16_opt_level": unneeded("an option of apex"),
+    "adafactor": OFF,
+    "sharded_ddp": lacking("Type strategy=zero2, or fsdp.", asked="strategy"),
+    "evaluate_during_training": lacking("Type evaluate.every=<steps>.", asked="evaluate.every"),
     "full_determinism": terms.DETERMINISTIC,
-    "use_cpu": switched(says({"backend": "gloo"}), OFF),
+    "use_cpu no_cuda": switched(says({"backend": "gloo"}), OFF),
     "parallelism_config parallelism_config.** accelerator_config accelerator_config.**": lacking(
         "type mesh.dp_shard, mesh.tp and mesh.cp, and strategy=fsdp."
     ),
@@ -245,7 +267,12 @@ KEYS: Mapping[str, Any] = {
     "model_init_kwargs.** trust_remote_code optim_target_modules use_liger_kernel optim_args "
     "lr_scheduler_kwargs lr_scheduler_kwargs.** model_init_kwargs liger_kernel_config liger_kernel_config.** "
     "auto_find_batch_size": lacking("dtrain has no equivalent. Leave it out."),
-    "group_by_length": lacking("with padded rows (data.pad, data.padding=longest) type data.bucket=50."),
+    "predict_with_generate generation_max_length generation_num_beams generation_config generation_config.**": unneeded(
+        "an option of their evaluation"
+    ),
+    "group_by_length sortish_sampler": lacking(
+        "with padded rows (data.pad, data.padding=longest) type data.bucket=50."
+    ),
     "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
     "eval_on_start eval_delay save_safetensors save_only_model "
     "overwrite_output_dir "
@@ -259,11 +286,16 @@ KEYS: Mapping[str, Any] = {
     "log_on_each_node logging_nan_inf_filter restore_callback_states_from_checkpoint save_on_each_node "
     "trackio_bucket_id trackio_space_id trackio_static_space_id shuffle_dataset discopop_tau f_alpha_divergence_coef "
     "precompute_ref_batch_size ref_model_mixup_alpha ref_model_sync_steps "
+    "tpu_num_cores tpu_metrics_debug past_index xpu_backend use_ipex use_legacy_prediction_loop jit_mode_eval "
+    "mp_parameters push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope split_batches _n_gpu "
+    "dispatch_batches include_inputs_for_metrics use_mps_device fsdp_min_num_params "
+    "fsdp_transformer_layer_cls_to_wrap "
     "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics torch_empty_cache_steps": unneeded(
         "an option of the Trainer's own loop"
     ),
     "deepspeed fsdp fsdp_config fsdp_config.**": lacking("type strategy=fsdp or strategy=zero3."),
     "max_length max_seq_length": SEQUENCE,
+    "max_prompt_length max_completion_length": PROMPTS,
     "packing": PACKING,
     "assistant_only_loss completion_only_loss dataset_text_field beta loss_type "
     "label_smoothing dataset_kwargs dataset_kwargs.** eos_token pad_token dataset_mixture dataset_mixture.**": refused(

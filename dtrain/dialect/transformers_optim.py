@@ -19,9 +19,13 @@ def optimizer_section(ledger: Ledger, t: str) -> None:
 
 
 def _named_optimizer(ledger: Ledger, t: str) -> None:
-    name = str(ledger.get(f"{t}optim", "adamw_torch_fused"))
+    old = [f"{t}adafactor"] * (ledger.get(f"{t}adafactor") is True)
+    said = ledger.get(f"{t}optim", "adamw_torch_fused")
+    name = said if isinstance(said, Code) else str(said)
+    name = "adafactor" if old else name
     if name not in (*ADAMW, "sgd"):
-        ledger.settle(refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor."), f"{t}optim")
+        unknown = refused(f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor.")
+        ledger.settle(unknown, f"{t}optim", *old)
         unknown_optimizer(ledger, name, given_of(ledger, t))
         option = refused(f"an option of {name}. Type it for the optimizer that you choose.")
         ledger.settle(option, *(f"{t}{key}" for key in ("learning_rate", "weight_decay", *BETAS, "adam_epsilon")))

@@ -7,8 +7,9 @@ from typing import Any
 
 from dtrain.config import files
 from dtrain.dialect.callbacks import class_of, sections
-from dtrain.dialect.ledger import Ledger, Rule, count, show
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, show
 from dtrain.dialect.rules import given, lacking, refused, says, switched, table, to, unneeded
+from dtrain.dialect.terms import CHANGES_LOSS, unknown_optimizer
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
@@ -24,13 +25,14 @@ def own_optimizer(ledger: Ledger, t: str) -> tuple[bool, bool]:
     keys = [key for name in ("optimizers", "optimizer_cls_and_kwargs") for key in ledger.under(f"{SECTION}.{name}")]
     places = [place for key in keys for place in _places(key, ledger.leaves[key])]
     both = bool(places), any(place > 0 for place in places)
-    asked = (("optim", "optim.lr"), OF_OPTIMIZER), (("schedule",), OF_SCHEDULE)
-    for is_own, (words, names) in zip(both, asked, strict=True):
+    for is_own, names in zip(both, (OF_OPTIMIZER, OF_SCHEDULE), strict=True):
         if is_own:
             ledger.settle(unneeded("the Trainer is given others by code"), *(f"{t}{name}" for name in names))
-            for word in words:
-                ledger.ask(word)
+    if both[1]:
+        ledger.ask("schedule")
     if any(both):
+        made = [ledger.leaves[key] for key in keys if key.endswith("class_path")]
+        unknown_optimizer(ledger, str(made[0]) if made else Code("code"), {})
         why = "made by code, in place of what the arguments say. Type optim=<word> optim.lr=<rate>"
         ledger.settle(refused(f"{why} schedule=<word>." if both[1] else f"{why}."), *keys)
     return both
@@ -116,6 +118,7 @@ PADDING = {
 METRICS = (f"{SECTION}.compute_metrics", f"{SECTION}.compute_metrics.**")
 WITH = "together with data=chat, which you must type"
 SEQUENCE = given(to("data.sequence", count, WITH, command=True))
+PROMPTS = refused("data.sequence is the most tokens of a whole row. Leave it out.")
 PACKING = switched(to("data.packing", lambda value: "pack", WITH, command=True), unneeded("off, as here"))
 OF_OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 OF_SCHEDULE = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
@@ -127,8 +130,8 @@ RULES: Mapping[str, Rule] = table(
         "eval_dataset": unneeded("held-out rows are data.holdout, and further ones evaluate.sets"),
         "processing_class tokenizer": unneeded("data.tokenizer names it"),
         "class": refused(
-            "the methods of your own class are not run. Type objective._target_=<your loss> trust=[<its package>], or "
-            "a hook.",
+            "its methods are not run, and its loss is its own. Type objective=<word>, objective._target_=<your loss> "
+            "trust=[<its package>], or a hook.",
             "objective",
         ),
         "model model_init": refused(
@@ -142,7 +145,14 @@ RULES: Mapping[str, Rule] = table(
         "compute_metrics": refused("Type evaluate.metrics=[<a metric>].", "evaluate.metrics"),
         "preprocess_logits_for_metrics": unneeded("an option of compute_metrics"),
         "peft_config": refused("Type adapter=lora adapter.rank=<rank> adapter.alpha=<alpha>."),
-        "max_seq_length": SEQUENCE,
+        "max_seq_length max_length": SEQUENCE,
+        "max_prompt_length max_target_length max_completion_length": PROMPTS,
+        "neftune_noise_alpha": CHANGES_LOSS,
+        "truncation_mode": refused("a longer row loses its end. Leave it out."),
+        "label_pad_token_id padding_value is_encoder_decoder generate_during_eval precompute_ref_log_probs "
+        "dataset_num_proc dataset_batch_size num_of_sequences chars_per_token eval_packing": unneeded(
+            "an option of the preparation of data"
+        ),
         "packing": PACKING,
         "dataset_text_field dataset_kwargs": refused("Type data=text data.path=<files> data.column=<it>."),
         "formatting_func": refused("Type data=chat data.path=<rows>, or write the text into the rows."),

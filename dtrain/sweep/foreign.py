@@ -59,7 +59,6 @@ def split(words: Sequence[str]) -> tuple[list[str], Foreign]:
         for word in hydras
         if word.startswith(f"hydra.{kind}.") and not name
     ]
-    problems += _missing(foreign)
     private = [word.key for word in typed(ours)[0] if is_private(word)]
     if foreign.launcher and private:
         problems.append(
@@ -94,7 +93,9 @@ def searchpath() -> list[str]:
 
 
 def check(foreign: Foreign) -> None:
-    """Raises WordsError if Hydra does not know the launcher or one of its words."""
+    """Raises WordsError if a package is missing, or Hydra does not know the launcher or one of its words."""
+    if missing := _missing(foreign):
+        raise WordsError(*missing)
     from dtrain.compose.hydra import configured
 
     if foreign.launcher:

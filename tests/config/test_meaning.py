@@ -106,6 +106,8 @@ gradient_checkpointing=true -> remat=full
 gradient_checkpointing=False -> remat=none
 gradient_clip_val=1.0 -> clip=1.0
 max_grad_norm=1.0 -> clip=1.0
+max_grad_norm=0.5 -> clip=0.5
+gradient_clipping=0.0 -> clip=null
 clipnorm=1.0 -> clip=1.0
 seed_everything=42 -> seed=42
 val_check_interval=100 -> evaluate.every=100

@@ -171,7 +171,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "deepspeed",
             {"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4}}},
-            {"schedule"},
+            {"schedule", "schedule.warmup"},
         ),
         ("accelerate", {"distributed_type": "NO", "mixed_precision": "int8"}, {"precision"}),
         ("lightning", {"trainer": {"max_steps": 3, "precision": "64-true"}}, {"precision"}),
@@ -183,7 +183,7 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         (
             "lightning",
             {"trainer": {"max_steps": 3}, "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR"}},
-            {"schedule"},
+            {"schedule", "schedule.warmup"},
         ),
         ("torchtitan", {"training": {"dtype": "float16", "local_batch_size": 1}}, {"precision"}),
         (

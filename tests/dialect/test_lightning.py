@@ -74,7 +74,7 @@ def test_the_yaml_of_the_cli() -> None:
     assert read.words == {
         "seed": 42, "devices": 2, "nodes": 1, "strategy": "zero2", "strategy.offload": "cpu", "precision": "bf16_true", "steps": 2000, "accumulate": 1,
         "checkpoint.keep": None, "checkpoint.every": 200, "logger": ["console"], "optim": "adamw", "optim.lr": 1e-3, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
-        "optim.weight_decay": 0.0, "schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0, "clip": None,
+        "optim.weight_decay": 0.0, "clip": None,
     }  # fmt: skip
     assert "torch.nn.Module" in read.told("refused")["model.init_args.width"]
 

@@ -34,6 +34,13 @@ TUNE = {
 SFT = {**TRL, "assistant_only_loss": True, "packing": True, "learning_rate": 1e-4}
 
 
+CLI = {
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}},
+    "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": 9}},
+}
+"""Of LightningCLI, which steps a schedule once an epoch."""
+
+
 def read(folder: Path, written: dict[str, Any] | str) -> Imported:
     path = folder / ("train.py" if isinstance(written, str) else "theirs.yaml")
     path.write_text(written if isinstance(written, str) else yaml.safe_dump(written))
@@ -83,6 +90,20 @@ def trainer(arguments: str, of_args: str = "max_steps=9", name: str = "TrainingA
         ({**TRL, "beta": 0.05, "loss_type": "apo_zero"}, "objective objective.beta objective.loss"),
         ({**SFT, "chat_template": "{{ messages }}"}, "data data.template"),
         ({"training": {"batch_size": 2, "warmup_steps": 9, "steps": 90}}, "schedule.warmup"),
+        *((trainer("train_dataset=rows").replace("Trainer(", f"{name}("), "objective") for name in ("RewardTrainer", "ORPOTrainer", "their.FocalTrainer")),
+        (trainer("train_dataset=rows", "max_steps=9, adafactor=True"), "optim optim.lr optim.weight_decay"),
+        (trainer("train_dataset=rows", "max_steps=9, optim=given.optim"), "optim optim.lr optim.betas"),
+        (trainer("train_dataset=rows") + "if fast:\n    args.learning_rate = 1e-3\n", "optim.lr"),
+        (trainer("train_dataset=rows", "max_steps=9, loss_type='dft'", "SFTConfig"), "objective"),
+        (trainer("train_dataset=rows", "max_steps=9, label_smoothing_factor=0.1", "Seq2SeqTrainingArguments"), "objective"),
+        ({**AXOLOTL, "bf16": False, "float16": True}, "precision"),
+        ({**AXOLOTL, "cosine_min_lr_ratio": 0.1, "cosine_constant_lr_ratio": 0.8}, "schedule"),
+        ({**AXOLOTL, "lr_quadratic_warmup": True}, "schedule"),
+        ({**AXOLOTL, "lr_scheduler_kwargs": {"num_cycles": 2}}, "schedule"),
+        ({**AXOLOTL, "rl": "dpo", "dpo_loss_type": ["apo_zero"]}, "objective.loss"),
+        ({**AXOLOTL, "rl": "dpo", "dpo_loss_weights": [0.8, 1.0]}, "objective"),
+        ({**CLI, "trainer": {"max_steps": 9, "max_epochs": -1}}, "schedule schedule.warmup"),
+        ({"distributed_type": "NO", "num_processes": 8, "mixed_precision": "bf16"}, "strategy devices"),
     ],
 )  # fmt: skip
 def test_what_decides_the_method_is_left_open(written: dict[str, Any] | str, asked: str, tmp_path: Path) -> None:
@@ -136,11 +157,30 @@ def test_what_another_choice_does_not_take_is_no_longer_asked_for(tmp_path: Path
         ({**TUNE, "lr_scheduler": {"_component_": "my.schedule", "num_warmup_steps": 5}}, {"schedule.warmup": 5, "schedule": None}),
         ({**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "loraplus_lr_ratio": 16},
          {"adapter": "lora", "optim.lr_of": {"lora_B": 0.0016}}),
+        (AXOLOTL, {"precision": "bf16_true"}),
+        ({**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}, {"precision": "bf16"}),
+        ({**AXOLOTL, "bf16": "auto", "fp16": True}, {"precision": "fp16"}),
+        ({**AXOLOTL, "bf16": True, "fp16": True}, {"precision": "bf16_true"}),
+        ({**AXOLOTL, "rl": "dpo", "dpo_loss_type": ["hinge"], "rl_beta": 0.1, "trl": {"beta": 0.3}}, {"objective.loss": "hinge", "objective.beta": 0.3}),
+        (trainer("model, None", "max_steps=9").replace("Trainer(model, None", "DPOTrainer(model, None, beta=0.2, loss_type='ipo'"),
+         {"objective": "dpo", "objective.beta": 0.2, "objective.loss": "ipo"}),
+        (trainer("train_dataset=rows", "per_gpu_train_batch_size=4, max_steps=0"), {"microbatch": 4, "epochs": 3, "steps": None}),
+        (trainer("train_dataset=rows", "learning_rate=1e-3") + "args.learning_rate = 1e-4\nsetattr(args, 'max_steps', 7)\n", {"optim.lr": 1e-4, "steps": 7}),
+        ({**CLI, "trainer": {"max_epochs": 9}}, {"schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0}),
     ],
 )  # fmt: skip
 def test_what_a_tool_fills_in_is_in_the_recipe(written: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
     found = read(tmp_path, written).words
     assert {word: found.get(word) for word in words} == words
+
+
+@pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR"])
+def test_a_warm_up_that_another_program_fills_in_is_told_to_be_logarithmic(kind: str, tmp_path: Path) -> None:
+    params = dict.fromkeys(("warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
+    tree = {"train_micro_batch_size_per_gpu": 1, "scheduler": {"type": kind, "params": params}}
+    assert "its warm-up is logarithmic, here linear" in read(tmp_path, tree).told("carried")["scheduler.type"]
+    params["warmup_type"] = "linear"
+    assert "logarithmic" not in read(tmp_path, tree).told("carried")["scheduler.type"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dtrain.errors import WordsError
 ARGUMENTS = "output_dir='o', per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=5e-5, num_train_epochs=3, bf16=True, warmup_ratio=0.03"
 
 
-@pytest.mark.parametrize("name", ["Seq2SeqTrainingArguments", "GRPOConfig"])
+@pytest.mark.parametrize("name", ["RewardConfig", "GRPOConfig"])
 def test_other_arguments_in_python_are_told_in_words(name: str) -> None:
     text = f"from transformers import Trainer, {name}\nargs = {name}({ARGUMENTS}, lr_scheduler_type='cosine')\ntrainer = Trainer(model, args)\n"
     with pytest.raises(WordsError) as raised:
@@ -24,6 +24,7 @@ def test_other_arguments_in_python_are_told_in_words(name: str) -> None:
         "schedule=cosine schedule.floor=0",
         "schedule.warmup=0.03",
         "epochs=3",
+        "optim.weight_decay=0 optim.betas=[0.9,0.999] clip=1",
     ):
         assert f" {word}" in str(raised.value), word
 

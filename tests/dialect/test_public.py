@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from imported import Imported
+from public.further import FURTHER
 from public.jsons import ACCELERATE, DEEPSPEED
 from public.row import Row
 from public.scripts import LIGHTNING, RAY
@@ -125,6 +126,29 @@ def test_what_a_run_needs_and_a_file_leaves_open_has_no_default_in_its_place(
         resolve(compose([f"recipe={place}"]), Cluster(gpus=8, cpus=2))
     for word in {"model", "data", "optim", "precision", "clip"} & imported.ledger.command.keys():
         assert f" leaves {word} to you. Type {word}=<" in str(raised.value), word
+
+
+def differences(tool: str, row: Row, place: Path) -> dict[str, Any]:
+    """What the plan of a file has other than the tool itself, or asks for otherwise than by hand."""
+    imported = read(tool, row)
+    place.write_text(imported.recipe)
+    other: dict[str, Any] = {} if imported.name == tool else {"tool": imported.name}
+    other |= dict.fromkeys(imported.asked ^ row.typed.keys() - OF_CODE.keys(), "is not asked as by hand")
+    other |= dict.fromkeys(set(row.refused) - set(imported.told("refused")), "is not refused")
+    if other:
+        return other
+    gpus = row.typed.get("devices", imported.words.get("devices", 1))
+    plan = resolve(compose(typed(imported, row.typed, place)), Cluster(gpus=gpus, cpus=2))
+    training = {**facts(plan), "epochs": imported.words.get("epochs")}
+    return {word: [value, training.get(word)] for word, value in row.means.items() if training.get(word) != value}
+
+
+def test_forty_more_are_planned_as_their_tools_train_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_SECRET", "0123456789abcdef0123456789abcdef")
+    rows = [(tool, row) for tool, rows in FURTHER.items() for row in rows]
+    assert len({row.source for _, row in rows}) == len(rows) == 40
+    table = {row.source: differences(tool, row, tmp_path / f"{at}.yaml") for at, (tool, row) in enumerate(rows)}
+    assert {source: other for source, other in table.items() if other} == {}
 
 
 def test_there_are_enough_of_them() -> None:

@@ -137,7 +137,7 @@ def test_a_plain_script_with_the_defaults_of_argparse(tmp_path: Path) -> None:
             set(),
         ),
         ("sched = get_linear_schedule_with_warmup(optimizer, 10, len(train_loader))", {"schedule": "linear"}, set()),
-        ("sched = StepLR(optimizer, step_size=1)", {}, {"schedule"}),
+        ("sched = StepLR(optimizer, step_size=1)", {}, {"schedule", "schedule.warmup"}),
         ("args.lr = 3", {}, {"optim.lr"}),
         ("model = nn.parallel.DistributedDataParallel(model)", {"strategy": "ddp", "microbatch": 64}, set()),
         ("with torch.autocast('cuda', dtype=torch.bfloat16): pass", {"precision": "bf16"}, set()),

@@ -64,15 +64,20 @@ def test_what_data_names_is_not_needed(tmp_path: Path) -> None:
     assert not read.told("refused")
 
 
+ADAM = {"optim", "optim.lr", "optim.weight_decay", "optim.betas"}
+CURVE = {"schedule", "schedule.warmup"}
+
+
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        ("optimizers=(SGD(model.parameters(), lr=0.1), None)", {"optim", "optim.lr"}),
-        ("optimizers=(SGD(model.parameters()), Linear(3))", {"optim", "optim.lr", "schedule"}),
-        ("optimizers=both", {"optim", "optim.lr", "schedule"}),
-        ("optimizers=(optimizer, None)", {"optim", "optim.lr"}),
+        ("optimizers=(SGD(model.parameters(), lr=0.1), None)", {"optim", "optim.lr", "optim.weight_decay"}),
+        ("optimizers=(SGD(model.parameters()), Linear(3))", {"optim", "optim.lr", "optim.weight_decay", *CURVE}),
+        ("optimizers=(AdamW(model.parameters()), None)", ADAM),
+        ("optimizers=both", {*ADAM, *CURVE}),
+        ("optimizers=(optimizer, None)", ADAM),
         ("optimizers=(None, None)", set()),
-        ("optimizer_cls_and_kwargs=(SGD, {'lr': 0.1})", {"optim", "optim.lr"}),
+        ("optimizer_cls_and_kwargs=(SGD, {'lr': 0.1})", ADAM),
     ],
 )
 def test_optimizers_of_code_are_asked_for(given: str, asked: set[Any], tmp_path: Path) -> None:
@@ -84,7 +89,7 @@ def test_optimizers_of_code_are_asked_for(given: str, asked: set[Any], tmp_path:
 
 def test_a_trainer_of_the_file_is_named(tmp_path: Path) -> None:
     read = script(tmp_path, "callbacks=[EarlyStoppingCallback(2)]", kind="Mine")
-    assert "are not run. Type objective._target_=" in read.told("refused")["Trainer.class"]
+    assert "its methods are not run, and its loss is its own. Type objective=" in read.told("refused")["Trainer.class"]
     assert read.words["stop.patience"] == 2
 
 

@@ -9,7 +9,7 @@ class Row:
     """One file of another tool: what it sets, what the printed command asks for and is given, and what training that is."""
 
     source: str
-    """Repository and path."""
+    """Repository, its commit behind @ where it matters, and path."""
     said: Any
     """The tree of the file; of a Python file its text, as we would write it."""
     typed: dict[str, Any]

@@ -79,7 +79,9 @@ def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     storage does not answer.
     """
     sizes = store.sizes(url) if sizes is None else sizes
-    size = sizes.get(NAME, -1) if NAME in sizes or store.is_local(url) else store.size(store.join(url, NAME))
+    size = sizes.get(NAME, -1)
+    if size < 0:
+        size = _unlisted_size(store.join(url, NAME))
     if size < 0:
         raise _damaged(url, "there is none")
     if size > LARGEST:
@@ -97,6 +99,13 @@ def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
         raise _damaged(url, f"it is damaged ({_short(error)})") from error
     check_files(url, commit["files"], sizes)
     return commit
+
+
+def _unlisted_size(where: str) -> int:
+    """Bytes of a commit that a listing, which may be old, does not have; below 0 if there is none. A folder has 0."""
+    if store.is_local(where):
+        return 0 if store.exists(where) else -1
+    return store.size(where)
 
 
 def _read(where: str) -> bytes:

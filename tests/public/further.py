@@ -6,6 +6,7 @@ from typing import Any
 
 from public.forty import ADAMW, AXOLOTL, CHAT, COSINE, HF, LINE, OWN, PAIRS, SEVEN, adapter
 from public.row import Row
+from public.scripts import OURS
 
 CLASSES = "jsonl data.path=rows.jsonl data.inputs=ids data.targets=label"
 DOCS = "huggingface/transformers@{} docs/source/en/tasks/{}#train.py"
@@ -35,7 +36,7 @@ TRANSFORMERS = [
     Row(DOCS.format("114943ca1cf313d83d0fa7b2d21bf482a7cfe78a", "summarization.md"),
         script("Seq2Seq", "AutoModelForSeq2SeqLM", "t5-small", "evaluation_strategy='epoch', learning_rate=2e-5, per_device_train_batch_size=16, weight_decay=0.01,"
                " save_total_limit=3, num_train_epochs=4, predict_with_generate=True, fp16=True", ", data_collator=DataCollatorForSeq2Seq(tokenizer)"),
-        {"evaluate.every": 50, "data": CLASSES},
+        {"data": CLASSES},
         {**HF, **LINE, "optim.weight_decay": 0.01, "model": "t5-small", "task": "seq2seq", "precision": "fp16", "optim.lr": 2e-5, "batch.micro": 16, "batch.accumulate": 1,
          "epochs": 4}),
     Row(DOCS.format("15828dddf0b59446ef30a595549cd11acb6cb7e7", "asr.md"),
@@ -48,18 +49,18 @@ TRANSFORMERS = [
         script("", "AutoModelForImageClassification", "google/vit-base-patch16-224-in21k", "evaluation_strategy='epoch', save_strategy='epoch', learning_rate=5e-5,"
                " per_device_train_batch_size=16, gradient_accumulation_steps=4, num_train_epochs=3, warmup_ratio=0.1, load_best_model_at_end=True,"
                " metric_for_best_model='accuracy'", ", compute_metrics=compute_metrics"),
-        {"evaluate.every": 50, "checkpoint.every": 50, "model.head": "new", "data": CLASSES},
+        {"model.head": "new", "data": CLASSES},
         {**HF, **LINE, "schedule.warmup": 0.1, "precision": "fp32", "task": "image_classification", "optim.lr": 5e-5, "batch.micro": 16, "batch.accumulate": 4, "epochs": 3}),
     Row(DOCS.format("03cd27c6a6a989a2e49157d61834dbaa32bd9152", "language_modeling.md"),
         script("", "AutoModelForCausalLM", "distilgpt2", "evaluation_strategy='epoch', learning_rate=2e-5, weight_decay=0.01",
                ", data_collator=DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm=False)"),
-        {"evaluate.every": 50},
+        {},
         {**HF, **LINE, "optim.weight_decay": 0.01, "objective": "next_token", "task": "causal_lm", "precision": "fp32", "optim.lr": 2e-5, "batch.micro": 8,
          "batch.accumulate": 1, "epochs": 3}),
     Row("quangminhdinh/DiffLM-Control-Style-Transfering@8f80850d24dde776d0535f01404a2de1a9ec470f trainer.py",
         script("", "AutoModelForCausalLM", "gpt2", "num_train_epochs=20, per_device_train_batch_size=16, warmup_steps=500, weight_decay=0.01, evaluation_strategy='epoch',"
                " logging_steps=10, label_names=['labels']", ", compute_metrics=compute_metrics"),
-        {"evaluate.every": 50, "evaluate.metrics": "[accuracy]", "data": CHAT},
+        {"evaluate.metrics": "[accuracy]", "data": CHAT},
         {**HF, **LINE, "schedule.warmup": 500, "optim.weight_decay": 0.01, "precision": "fp32", "optim.lr": 5e-5, "batch.micro": 16, "batch.accumulate": 1, "epochs": 20}),
 ]  # fmt: skip
 
@@ -302,16 +303,16 @@ def terra(optimizer: str, lr: float, patience: int, **more: Any) -> dict[str, An
 LIGHTNING = [
     Row("Alicegaz/MNIST_PL_DEMO@1386ba6899ba075711aa7fac26519823d824c69b run.py",
         "from pytorch_lightning import Trainer\ntrainer = Trainer(gpus=1, precision=16, progress_bar_refresh_rate=5, max_epochs=10)\ntrainer.fit(model)\n",
-        {}, {"devices": 1, "precision": "fp16", "clip": None, "epochs": 10}),
+        OURS, {"devices": 1, "precision": "fp16", "clip": None, "epochs": 10}),
     Row("gptrapletti/clip-classifier@285337beaaa39bfc39e7f143b6a06e0da44c098e src/trainer.py",
         "from pytorch_lightning import Trainer\ndef get(n, logger, callbacks, device):\n    return Trainer(max_epochs=n, logger=logger, callbacks=callbacks,"
         " log_every_n_steps=5, gradient_clip_val=0.5, accelerator='gpu', devices=[device])\n",
-        {"epochs": 7, "devices": 1}, {"clip": 0.5, "precision": "fp32", "log.every": 5}, ["trainer.max_epochs"]),
+        {**OURS, "epochs": 7, "devices": 1}, {"clip": 0.5, "precision": "fp32", "log.every": 5}, ["trainer.max_epochs"]),
     Row(TERRA.format("16f612b7aab5c409aa7a29a4c65692b349f7d416", "burn_scars.yaml"), terra("Adam", 1.5e-5, 40, precision="16-mixed"),
-        {"optim": "adamw", "optim.lr": 1.5e-5, "optim.betas": "[0.9,0.999]", "optim.weight_decay": 0.05, "schedule": "constant", "schedule.warmup": 0},
-        {"optim": "adamw", "optim.lr": 1.5e-5, "optim.weight_decay": 0.05, "schedule": "constant", "schedule.warmup": 0, "precision": "fp16", "clip": None, "seed": 0, "epochs": 200}, ["optimizer.class_path", "lr_scheduler.class_path"]),
+        {**OURS, "optim": "adamw", "optim.lr": 1.5e-5, "optim.betas": "[0.9,0.999]", "optim.weight_decay": 0.05, "schedule": "constant", "schedule.warmup": 0},
+        {**OURS, "optim": "adamw", "optim.lr": 1.5e-5, "optim.weight_decay": 0.05, "schedule": "constant", "schedule.warmup": 0, "precision": "fp16", "clip": None, "seed": 0, "epochs": 200}, ["optimizer.class_path", "lr_scheduler.class_path"]),
     Row(TERRA.format("188f894ea810c865925355a6a7a9881e285557fb", "eurosat.yaml"), terra("AdamW", 1e-4, 20),
-        {"schedule": "constant", "schedule.warmup": 0},
+        {"objective": "next_token", "batch": 16, "schedule": "constant", "schedule.warmup": 0},
         {**ADAMW, "optim.lr": 1e-4, "optim.weight_decay": 0.05, "schedule": "constant", "schedule.warmup": 0, "precision": "fp32", "clip": None, "seed": 0, "epochs": 200}, ["lr_scheduler.class_path"]),
 ]  # fmt: skip
 FURTHER = {

@@ -49,6 +49,8 @@ def translate(ledger: Ledger) -> None:
     outer = "fit." if section == "fit.trainer." else ""
     for tell in (devices, strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
+    if section:
+        callbacks(ledger, "")
     _optimizer(ledger, outer)
     unseen = [key for key in ledger.open() if key.startswith(f"{section}**")]
     ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *unseen)

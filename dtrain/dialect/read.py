@@ -31,6 +31,8 @@ CALLS = {
     "DataParallelTrainer": "ray_trainer",
 }
 """Calls that configure a run -> the key of their arguments in the tree."""
+GATHERED = ("EarlyStopping", "ModelCheckpoint")
+"""Callbacks that decide when a run ends and what it keeps, wherever a script of Lightning makes them."""
 ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
 TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
@@ -208,7 +210,10 @@ def _python(text: str, place: str) -> Any:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
-    if not tree:
+    if tree:
+        gathered = [call for call in made if _last(call.func) in GATHERED and id(call) not in script.inside]
+        tree |= {"callbacks": [script.value(call) for call in gathered]} if gathered else {}
+    else:
         written = looked_through(module)
         if tree := loops.read(written, _Script(written)):
             return tree

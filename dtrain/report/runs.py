@@ -287,8 +287,8 @@ def _value(text: str) -> Any:
 
 
 def directions(runs: Iterable[Run]) -> dict[str, str]:
-    """Figure -> lowest or highest, as the objectives of the runs, `checkpoint.best_is` and `stop.best_is` state it. Figures on which
-    two runs disagree are left out.
+    """Figure -> lowest or highest, as the objectives of the runs, `checkpoint.best_is` and `stop.best_is` state it.
+    Figures on which two runs disagree are left out.
     """
     directions_of: dict[str, set[str]] = {}
     seen = set()

@@ -22,8 +22,9 @@ def test_a_script() -> None:
     read = example("lightning_script.py")
     assert read.words == {
         "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2,
-        "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
-        "logger": ["console", "tensorboard"], "stop.metric": "eval_loss", "stop.patience": 5,
+        "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_val_loss",
+        "checkpoint.best_is": "lowest", "checkpoint.every": 500, "logger": ["console", "tensorboard"],
+        "stop.metric": "eval_val_loss", "stop.best_is": "lowest", "stop.patience": 5,
     }  # fmt: skip
     refused = read.told("refused")
     assert refused["trainer.default_root_dir"] == "computed in Python, which dtrain does not run. Type out=<value>."
@@ -34,18 +35,42 @@ def test_a_script() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("'val_loss'", {"stop.metric": "eval_loss", "stop.patience": 3}),
+        ("'val_loss'", {"metric": "eval_val_loss", "best_is": "lowest", "patience": 3}),
         (
             "monitor='val_loss', min_delta=0.01, mode='min'",
-            {"stop.metric": "eval_loss", "stop.patience": 3, "stop.least": 0.01},
+            {"metric": "eval_val_loss", "best_is": "lowest", "patience": 3, "least": 0.01},
         ),
-        ("monitor='val_acc', mode='max'", {}),
+        (
+            "monitor='val_acc', mode='max', patience=2",
+            {"metric": "eval_val_acc", "best_is": "highest", "patience": 2},
+        ),
+        ("monitor='train_loss'", {"metric": "???", "best_is": "lowest", "patience": 3}),
+        ("monitor=args.watched, mode=args.mode", {"metric": "???", "best_is": "???", "patience": 3}),
     ],
 )
 def test_early_stopping(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:
     read = script(tmp_path, f"max_steps=9, callbacks=[EarlyStopping({arguments})]")
-    assert {word: value for word, value in read.words.items() if word.startswith("stop")} == words
-    assert bool(words) != ("stop.metric=eval_loss" in "".join(read.told("refused").values()))
+    known = {word.removeprefix("stop."): value for word, value in read.ledger.words.items() if word.startswith("stop.")}
+    assert known == words
+    assert {word for word in read.asked if word.startswith("stop.")} == {
+        f"stop.{word}" for word, value in words.items() if value == "???"
+    }
+
+
+def test_the_best_checkpoint_is_by_what_the_script_watches(tmp_path: Path) -> None:
+    read = script(tmp_path, "max_steps=9, callbacks=[ModelCheckpoint(monitor='val_acc', mode='max')]")
+    known = {word: value for word, value in read.words.items() if word.startswith("checkpoint.best")}
+    assert known == {"checkpoint.best": "eval_val_acc", "checkpoint.best_is": "highest"}
+    assert "checkpoint.best" in script(tmp_path, "callbacks=ModelCheckpoint(monitor='train_loss')").asked
+
+
+def test_callbacks_that_code_gathers_are_not_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "parts = []\nparts.append(EarlyStopping('val_acc', mode='max'))\ntrainer = Trainer(max_steps=10, callbacks=parts)\n"
+    )
+    read = imported(path)
+    assert (read.words["stop.metric"], read.words["stop.best_is"]) == ("eval_val_acc", "highest")
 
 
 def test_the_time_limit_is_what_was_meant(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dtrain.dialect import loops, others
+from dtrain.dialect import fitted, loops, others
 from dtrain.dialect.defaults import looked_through
 from dtrain.dialect.ledger import Code, Differs, flatten, names
 from dtrain.errors import WordsError, first_line
@@ -31,8 +31,6 @@ CALLS = {
     "DataParallelTrainer": "ray_trainer",
 }
 """Calls that configure a run -> the key of their arguments in the tree."""
-GATHERED = ("EarlyStopping", "ModelCheckpoint")
-"""Callbacks that decide when a run ends and what it keeps, wherever a script of Lightning makes them."""
 ARGUMENTS = ("TrainingArguments", "SFTConfig", "DPOConfig")
 """Classes of Hugging Face whose arguments configure a run, wherever they are called."""
 TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer")
@@ -210,10 +208,9 @@ def _python(text: str, place: str) -> Any:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
-    if tree:
-        gathered = [call for call in made if _last(call.func) in GATHERED and id(call) not in script.inside]
-        tree |= {"callbacks": [script.value(call) for call in gathered]} if gathered else {}
-    else:
+    if "trainer" in tree:
+        tree |= fitted.read(module, script, made, {*script.inside})
+    if not tree:
         written = looked_through(module)
         if tree := loops.read(written, _Script(written)):
             return tree
@@ -282,6 +279,9 @@ def _cli_defaults(tree: dict[str, Any], place: str) -> dict[str, Any]:
     defaults: dict[str, Any] = {"seed_everything": seed} if isinstance(seed, int) else {}
     if model is not None:
         defaults["model"] = {"class_path": str(model)}
+    data = cli.get("args.1", cli.get("datamodule_class"))
+    if data is not None:
+        defaults["data"] = {"class_path": str(data)}
     defaults |= tree
     if isinstance(trainer, dict):
         defaults["trainer"] = trainer

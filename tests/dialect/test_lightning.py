@@ -243,3 +243,36 @@ def test_a_value_that_the_file_changes_is_not_the_first_one(change: str, tmp_pat
 def test_parts_that_change_in_a_run_are_asked_for(tmp_path: Path) -> None:
     read = script(tmp_path, "max_steps=5, accumulate_grad_batches={0: 8, 4: 4}")
     assert read.asked - PARTS == {"accumulate", "microbatch"}
+
+
+WHOLE = """
+import lightning as L
+from mine import Faces, Digits
+class Lit(L.LightningModule):
+    def __init__(self, hidden, lr=0.1): ...
+if __name__ == "__main__":
+    L.seed_everything(7)
+    model = Lit(64, lr=0.2)
+    trainer = L.Trainer(max_epochs=3)
+    trainer.fit({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        ("model, DataLoader(Faces(train=True), batch_size=8)", "data.dataset._target_=mine.Faces data.dataset.train=true trust=[mine]"),
+        ("model=model, train_dataloaders=DataLoader(dataset=Faces())", "data.dataset._target_=mine.Faces trust=[mine]"),
+        ("model, datamodule=Digits(batch_size=32)", "mine.Digits contains its own loaders"),
+        ("model, Digits(32)", "mine.Digits contains its own loaders"),
+    ],
+)  # fmt: skip
+def test_the_seed_the_classes_and_their_arguments_are_told(arguments: str, data: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WHOLE.replace("{arguments}", arguments))
+    read = imported(path)
+    assert read.words["seed"] == 7
+    assert "model._target_=train.Lit model.hidden=64 model.lr=0.2 trust=[train]" in read.command["model"]
+    assert data in read.told("refused")["data"]
+    path.write_text(path.read_text().replace("L.seed_everything(7)", "torch.manual_seed(args.seed)"))
+    assert "seed" not in imported(path).words and "Type seed=" in imported(path).told("refused")["seed_everything"]

@@ -1,5 +1,5 @@
-"""What a script of Lightning says beside the arguments of its Trainer: the seed, the callbacks that it gathers by code,
-and the model and data that it fits.
+"""Reads the parts of a Lightning script beside the arguments of its Trainer: the seed, the callbacks that it gathers by
+code, and the model and data that it fits.
 """
 
 import ast
@@ -35,7 +35,7 @@ def _of_fit(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def _fitted(node: ast.expr, module: ast.Module, script: Script) -> Made:
-    """What is fitted; of a DataLoader the dataset in it."""
+    """The model or data that is fitted; of a DataLoader the dataset in it."""
     thing = made(node, module, script)
     if not isinstance(thing.node, ast.Call) or last(thing.node.func) != "DataLoader":
         return thing

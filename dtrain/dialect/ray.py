@@ -44,7 +44,7 @@ SECTIONS = {
 }
 """Argument names of Ray's classes."""
 LIGHTNING = ("trainer", "callbacks", "seed_everything", "model", "data")
-"""What a script says to Lightning."""
+"""Keys of a Lightning script that workers of Ray run."""
 
 
 def translate(ledger: Ledger) -> None:

@@ -231,9 +231,9 @@ SAYS: Mapping[str, Any] = {
         "worker_init_fn multiprocessing_context pin_memory_device in_order": DETAIL,
     },
     "evaluation": refused(
-        "the evaluation is code. Type evaluate.every=epoch for one after each epoch, on evaluate.sets={held: {dataset: "
-        "{_target_: <its dataset>}}} data.holdout=0, or on data.holdout=<a part of the data of the training>, with "
-        "evaluate.metrics=[<word>]."
+        "the evaluation is code. Type evaluate.every=epoch for one after each epoch, on "
+        "data.holdout_dataset._target_=<its dataset>, on data.holdout=<a part of the training data>, or on several "
+        "evaluate.sets={<name>: {dataset: {_target_: <its dataset>}}}, with evaluate.metrics=[<word>]."
     ),
     "clip_grad_norm": CLIP,
     "clip_grad_value": refused("dtrain clips gradients by their norm. Type clip=<largest norm>.", "clip"),

@@ -128,7 +128,7 @@ def _is_trained(call: ast.Call, module: ast.Module) -> bool:
 
 
 def _evaluation(module: ast.Module, loaders: Sequence[ast.Call]) -> Code | None:
-    """The data that the script evaluates on: the name that a loop without a backward goes over, or the other loaders."""
+    """The data of the evaluation: the name that a loop without a backward goes over, or the other loaders."""
     loops = [node for node in ast.walk(module) if isinstance(node, ast.For)]
     names = [ast.unparse(node.iter) for node in loops if not _has_backward(node)]
     own = [name for name in names if EVALUATION.search(name)]

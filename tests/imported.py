@@ -29,6 +29,8 @@ TYPED = {
 OF_CODE = {"model", "data", "data.holdout"}
 COUNTED = {"epochs": "steps=50", "evaluate.every": "evaluate.every=50", "checkpoint.every": "checkpoint.every=100"}
 """What is typed in place of epochs, which no data is here to count."""
+WATCHED, DIRECTIONS = ("stop.metric", "checkpoint.best"), ("stop.best_is", "checkpoint.best_is")
+"""What names a figure, and its direction: a run of these tests has eval_loss alone."""
 FILES = Path(__file__).parent / "dialect/files"
 
 
@@ -61,7 +63,11 @@ class Imported:
 
     @property
     def counted(self) -> list[str]:
-        return [COUNTED[word] for word in COUNTED if word == "epochs" in self.words or self.words.get(word) == "epoch"]
+        watched = [f"{word}=eval_loss" for word in WATCHED if word in self.words]
+        watched += [f"{word}=lowest" for word in DIRECTIONS if self.words.get(word) == "highest"]
+        return watched + [
+            COUNTED[word] for word in COUNTED if word == "epochs" in self.words or self.words.get(word) == "epoch"
+        ]
 
     def plan(self, folder: Path, *more: str, gpus: int = 0) -> Plan:
         """Of the recipe as it is printed, the trust that its header names, and something for what it asks."""

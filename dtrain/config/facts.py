@@ -47,7 +47,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "objective": {
         "task": ["next_token", "classification", "regression"], "metrics": "list of text",
         "needs": ["tokens", "text"], "whole": "bool", "alike": "bool", "pairs": "bool", "masks": "bool",
-        "reference": ["start", "teacher"],
+        "reference": ["start", "teacher"], "logs": "bool",
     },
     "hook": {"needs": ["text"]},
     "metric": {"tasks": "list of text", "classes": "int >= 1"},

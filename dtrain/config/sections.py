@@ -144,6 +144,13 @@ class Stop:
         "int >= 1 evaluations", 5, "evaluations without an improvement after which the run ends", "open"
     )
     least: float = key("number >= 0", 0.0, "an improvement is more than this", "open")
+    best_is: str = key(
+        ["auto", "lowest", "highest"],
+        "auto",
+        "lowest or highest, for a figure that only the run knows, such as what a LightningModule logs; auto: as the "
+        "objective or metric states",
+        "open",
+    )
 
 
 @dataclass

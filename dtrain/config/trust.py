@@ -59,8 +59,10 @@ def from_elsewhere(name: str, group: str) -> bool:
     return group in MADE_OF or name in own().get(group, frozenset()) - set(BESIDE["hook"])
 
 
-def refusal(key: str, name: str) -> str:
-    """The message for a name that is not allowed; `key`: the key that has it."""
+def refusal(key: str, name: str, needed: Collection[str] = ()) -> str:
+    """The message for a name that is not allowed; `key`: the key that has it; `needed`: all packages of the run that
+    must be trusted.
+    """
     package = name.split(".")[0]
     refused = f"{key}={name}: {package} is not trusted to run code."
     if not NAME.fullmatch(name):
@@ -74,4 +76,5 @@ def refusal(key: str, name: str) -> str:
     if package == "dtrain":
         group = key.split(".")[0]
         return f"{refused} Targets of dtrain allowed for {group}: {', '.join(sorted(own().get(group, ())))}."
-    return f"{refused} Type trust=[{package}] if you know what it does."
+    packages = ",".join(dict.fromkeys(needed or [package]))
+    return f"{refused} Type trust=[{packages}] if you know what {'they do' if ',' in packages else 'it does'}."

@@ -1,7 +1,9 @@
 """Translation of Lightning's callbacks: checkpoints, unneeded observers, and callbacks to rewrite as hooks."""
 
-from dtrain.dialect.ledger import Ledger, count
-from dtrain.dialect.rules import given, lacking, refused, says, table, to, unneeded
+from typing import Any
+
+from dtrain.dialect.ledger import Code, Ledger, Rule, count
+from dtrain.dialect.rules import chosen, given, lacking, refused, says, table, to, unneeded
 from dtrain.dialect.terms import epochs
 
 
@@ -41,34 +43,31 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         rules["save_top_k"] = to("checkpoint.keep", count)
     elif top != 1:
         rules["save_top_k"] = ONE_BEST
-    if monitor in LOSSES:
-        rules["monitor"] = says({"checkpoint.best": "eval_loss"}, "the evaluation loss")
-    if monitor and ledger.get(f"{section}.init_args.mode") == "max":
-        rules["mode"] = refused(
-            "a metric defines its own direction: lowest loss, highest accuracy. Type checkpoint.best_is=highest "
-            "for a metric that does not."
-        )
+    if monitor:
+        rules |= {"monitor": _watched("checkpoint.best"), "mode": _direction("checkpoint.best_is")}
     ledger.skip(f"{section}.class_path", "covered by its arguments; checkpoints are always saved")
     unknown = refused("unknown argument of ModelCheckpoint. Leave it out.")
     for key in ledger.under(f"{section}.init_args"):
         rule = rules.get(key.rpartition(".")[2], unknown)
         ledger.settle(unneeded("empty") if ledger.leaves[key] is None and rule is not unknown else rule, key)
+    if monitor:
+        ledger.imply({"checkpoint.best_is": "lowest"}, "default of ModelCheckpoint")
 
 
 def _stop(ledger: Ledger, section: str) -> None:
-    """Translate early stopping at the evaluation loss, of which the lowest is the best."""
+    """Translate early stopping. What it watches is asked for where it cannot be seen, so that no run goes on to its
+    last step where Lightning's stops.
+    """
     key = f"{section}.init_args"
-    monitor, mode = ledger.get(f"{key}.monitor", ledger.get(f"{key}.args.0")), ledger.get(f"{key}.mode", "min")
-    if monitor not in LOSSES or mode != "min":
-        why = "type stop.metric=eval_loss, eval_accuracy or eval_<name>, and stop.patience=<evaluations>."
-        ledger.settle(refused(why), f"{section}.class_path", key, f"{key}.**")
-        return
-    ledger.settle(says({"stop.metric": "eval_loss"}, "the evaluation loss"), f"{key}.monitor", f"{key}.args.0")
+    ledger.settle(_watched("stop.metric"), f"{key}.monitor", f"{key}.args.0")
+    if "stop.metric" not in ledger.words:
+        ledger.ask("stop.metric", FIGURE)
+    ledger.settle(_direction("stop.best_is"), f"{key}.mode")
+    ledger.imply({"stop.best_is": "lowest"}, "default of EarlyStopping")
     ledger.skip(f"{section}.class_path", "covered by its arguments")
     ledger.settle(given(to("stop.patience", count)), f"{key}.patience")
     ledger.settle(given(to("stop.least")), f"{key}.min_delta")
     ledger.imply({"stop.patience": 3}, "default of EarlyStopping")
-    ledger.settle(unneeded("of the loss the lowest is the best"), f"{key}.mode")
     ledger.settle(unneeded("a NaN loss is a spike: on_spike"), f"{key}.check_finite")
     ledger.settle(unneeded("evaluations are counted"), f"{key}.check_on_train_epoch_end")
     ledger.settle(
@@ -78,8 +77,26 @@ def _stop(ledger: Ledger, section: str) -> None:
     ledger.settle(unknown, f"{key}.**")
 
 
-LOSSES = ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss")
-"""Names that people give to the evaluation loss."""
+def _watched(word: str) -> Rule:
+    """Carry the name that a callback watches, which validation_step logs, as an evaluation here calls it."""
+
+    def tell(ledger: Ledger, key: str, value: Any) -> None:
+        if isinstance(value, str) and not isinstance(value, Code) and not value.startswith("train"):
+            note = "as validation_step logs it, with objective=lightning; eval_loss is what other objectives have"
+            ledger.carry(key, {word: f"eval_{value}"}, note)
+        else:
+            ledger.refuse(key, f"{word} takes a figure of the evaluation. Type {word}=<{FIGURE}>.")
+            ledger.ask(word, FIGURE)
+
+    return tell
+
+
+def _direction(word: str) -> Rule:
+    modes = {"min": says({word: "lowest"}), "max": says({word: "highest"})}
+    return chosen(modes, refused(f"type {word}=lowest or highest.", word))
+
+
+FIGURE = "eval_loss, or eval_<a name that validation_step logs>"
 OBSERVERS = {
     "LearningRateMonitor": "metrics.jsonl has the learning rate of every step",
     "TQDMProgressBar": "logger=console draws a bar on a terminal",
@@ -99,7 +116,7 @@ INSTEAD = {
     "LearningRateFinder": "type dtrain -m optim.lr=1e-4,3e-4,1e-3 steps=100.",
 }
 ONE_BEST = refused(
-    "dtrain keeps one best checkpoint and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2."
+    "dtrain keeps one best checkpoint and the newest ones. Type checkpoint.best=<a figure> checkpoint.keep=2."
 )
 CHECKPOINT = table(
     {
@@ -110,16 +127,13 @@ CHECKPOINT = table(
         "dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end": unneeded(
             "checkpoints are under <out>/checkpoints, named by step"
         ),
-        "mode save_top_k": unneeded("the metric defines the best checkpoint, and one of them is kept"),
+        "mode save_top_k": unneeded("checkpoint.best_is defines the best checkpoint, and one of them is kept"),
         "save_weights_only": lacking(
             "checkpoints contain the full state. Type dtrain checkpoint export for the weights only."
         ),
         "save_on_exception": unneeded(
             "killed ranks resume from their last state; checkpoint.memory=1 keeps one of every step"
         ),
-        "monitor": refused(
-            "checkpoint.best takes an evaluation metric. Type checkpoint.best=eval_loss, eval_accuracy, or "
-            "eval_<name> for a metric of your objective or hook."
-        ),
+        "monitor": unneeded("empty"),
     }
 )

@@ -16,6 +16,7 @@ from dtrain.dialect import terms
 from dtrain.dialect.callbacks import callbacks, class_of, sections
 from dtrain.dialect.ledger import Ledger, count, names, show, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
+from dtrain.dialect.made import Made, named
 from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.terms import OPTIONS, decaying, epochs, optimizer, passes, unknown_optimizer
 
@@ -30,10 +31,8 @@ YOURS = (
     "a LightningModule contains its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its "
     "package>], with objective and optim."
 )
-DATA = (
-    "a DataModule contains its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its "
-    "package>] batch=<samples per step>."
-)
+IN_IT = "Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its package>] batch=<samples per step>."
+DATA = f"a DataModule contains its own loaders. {IN_IT}"
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
 DEFAULT = "default of Lightning"
@@ -49,7 +48,10 @@ def translate(ledger: Ledger) -> None:
     outer = "fit." if section == "fit.trainer." else ""
     for tell in (devices, strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
+    if section:
+        callbacks(ledger, "")
     _optimizer(ledger, outer)
+    _fitted(ledger, outer)
     unseen = [key for key in ledger.open() if key.startswith(f"{section}**")]
     ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *unseen)
     prefixed = {f"{section}{name}": rule for name, rule in TRAINER.items()}
@@ -173,16 +175,34 @@ def _parts(ledger: Ledger, outer: str) -> None:
     """Ask for what the classes of model and data hold, so that no default takes their place."""
     path = str(ledger.get(f"{outer}model.class_path", "<the LightningModule>"))
     package = "<its package>" if path.startswith("<") else path.partition(".")[0]
+    model, data = (ledger.leaves.get(f"{outer}{name}") for name in ("model", "data"))
+    seen = isinstance(model, Made) and model.target
+    typed = named("model", model, ledger) if seen else f"model._target_={path} trust=[{package}]"
     ledger.ask("model")
-    ledger.command["model"] = f"<in its place model._target_={path} trust=[{package}]>"
+    ledger.command["model"] = f"<in its place {typed}>"
     ledger.ask("objective", "lightning for its training_step, or another")
     if "optim" not in ledger.words and not ledger.asks("optim"):
         ledger.ask("optim", "lightning for its configure_optimizers, or another")
     if "schedule" not in ledger.words and not ledger.asks("schedule"):
         ledger.ask("schedule", "constant, with schedule.warmup=0, where configure_optimizers has no scheduler")
-    terms.ask_for_data(ledger, "dataset, with data.dataset._target_=<its dataset> trust=[<its package>]")
+    own = named("data.dataset", data if isinstance(data, Made) and data.is_loaded else None, ledger)
+    terms.ask_for_data(ledger, f"dataset, with {own.replace('<its class>', '<its dataset>')}")
     if "accumulate" not in ledger.words and not ledger.asks("accumulate"):
         ledger.ask("batch", "samples of a step, of all ranks")
+
+
+def _fitted(ledger: Ledger, outer: str) -> None:
+    """Name the classes of model and data that a script fits."""
+    key = f"{outer}model"
+    model, data = ledger.leaves.get(key), ledger.leaves.get(f"{outer}data")
+    if isinstance(model, Made) and model.target:
+        typed = named("model", model, ledger)
+        ledger.settle(refused(f"made by code. Type {typed}, and its other arguments as model.<name>=<value>."), key)
+    if isinstance(data, Made) and data.is_loaded:
+        typed = named("data.dataset", data, ledger)
+        ledger.settle(refused(f"made by code. Type data=dataset {typed}."), f"{outer}data")
+    elif isinstance(data, Made) and data.target:
+        ledger.settle(refused(f"{data.name(ledger.place)} contains its own loaders. {IN_IT}"), f"{outer}data")
 
 
 FP8 = "dtrain has fp32, bf16, bf16_true, fp16, and fp8 with torchao. Type precision=bf16."

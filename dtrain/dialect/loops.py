@@ -3,10 +3,12 @@ make its accelerator, optimizer, schedule and loader, and what the loop counts. 
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dtrain.dialect.ledger import Code, Differs
+from dtrain.dialect.made import WRAPPERS, Script, last, made
 from dtrain.dialect.terms import DEFAULTS
 
 LOOP = "loop"
@@ -25,10 +27,8 @@ SCHEDULES = {
     )},
 }  # fmt: skip
 """Function or class -> its curve; of get_scheduler its first argument."""
-WRAPPERS = {
-    "DistributedDataParallel": "ddp", "DDP": "ddp", "FullyShardedDataParallel": "fsdp", "FSDP": "fsdp",
-    "fully_shard": "fsdp",
-}  # fmt: skip
+EVALUATION = re.compile(r"(^|[^a-z])(eval|val|valid|validation|test|dev)([^a-z]|$|_?(data)?_?loader)", re.IGNORECASE)
+"""In the name of a loader of held-out data."""
 TOOLS = ("Accelerator", "Fabric")
 SEEDS = ("set_seed", "manual_seed", "seed_everything")
 LOSSES = {
@@ -46,39 +46,34 @@ PLACES: Mapping[str, Sequence[str]] = {
 """Call -> the names of its first arguments."""
 
 
-class Script(Protocol):
-    """The values of a file that are known without running it."""
-
-    def value(self, node: ast.expr, deep: int = 0) -> Any: ...
-
-    def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]: ...
-
-
 def read(module: ast.Module, script: Script) -> dict[str, Any]:
     """The tree, empty if the file has no loop with an optimizer."""
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    made = {name: [call for call in calls if _last(call.func) == name] for name in {_last(each.func) for each in calls}}
-    optimizers = [call for name in made if name.lower() in OPTIMIZERS for call in made[name]]
-    if "backward" not in made or not (optimizers or "Accelerator" in made or "Fabric" in made):
+    by_name = {
+        name: [call for call in calls if last(call.func) == name] for name in {last(each.func) for each in calls}
+    }
+    optimizers = [call for name in by_name if name.lower() in OPTIMIZERS for call in by_name[name]]
+    if "backward" not in by_name or not (optimizers or "Accelerator" in by_name or "Fabric" in by_name):
         return {}
-    tree: dict[str, Any] = {name: _same([script.arguments(call) for call in made.get(name, ())]) for name in TOOLS}
+    tree: dict[str, Any] = {name: _same([script.arguments(call) for call in by_name.get(name, ())]) for name in TOOLS}
     tree["optimizer"] = _same([_optimizer(call, script) for call in optimizers])
-    tree["scheduler"] = _same([_scheduler(call, script) for name in SCHEDULES for call in made.get(name, ())])
-    loaders = made.get("DataLoader", [])
+    tree["scheduler"] = _same([_scheduler(call, script) for name in SCHEDULES for call in by_name.get(name, ())])
+    loaders = by_name.get("DataLoader", [])
     trained = [call for call in loaders if _is_trained(call, module)] or loaders[:1]
     tree["DataLoader"] = _same([_loader(call, module, script) for call in trained])
-    clips = [_named(script.arguments(call), "clip_grad_norm_") for call in made.get("clip_grad_norm_", ())]
+    tree["evaluation"] = _evaluation(module, [call for call in loaders if call not in trained])
+    clips = [_named(script.arguments(call), "clip_grad_norm_") for call in by_name.get("clip_grad_norm_", ())]
     tree["clip_grad_norm"] = _same([clip.get("max_norm", Code("its norm")) for clip in clips])
-    tree["clip_grad_value"] = _same([Code(ast.unparse(call)) for call in made.get("clip_grad_value_", ())])
-    tree["seed"] = _same([script.value(call.args[0]) for name in SEEDS for call in made.get(name, ()) if call.args])
+    tree["clip_grad_value"] = _same([Code(ast.unparse(call)) for call in by_name.get("clip_grad_value_", ())])
+    tree["seed"] = _same([script.value(call.args[0]) for name in SEEDS for call in by_name.get(name, ()) if call.args])
     tree |= _length(module, script)
-    tree["precision"] = _precision(made, script)
-    tree["wrapper"] = _same(sorted({kind for name, kind in WRAPPERS.items() if name in made}))
+    tree["precision"] = _precision(by_name, script)
+    tree["wrapper"] = _same(sorted({kind for name, kind in WRAPPERS.items() if name in by_name}))
     tree["compile"] = True if any(ast.unparse(call.func) == "torch.compile" for call in calls) else None
     told = {name for name in tree["Accelerator"] or {} if name.startswith("gradient_accumulation")}
     tree["accumulation"] = None if told else _accumulation(module, script)
     tree["model"] = _model(module, optimizers, script)
-    tree["loss"] = _same([name for name in LOSSES if name in made]) or Code("the loss")
+    tree["loss"] = _same([name for name in LOSSES if name in by_name]) or Code("the loss")
     return {LOOP: {name: value for name, value in tree.items() if value is not None}}
 
 
@@ -106,11 +101,11 @@ def _optimizer(call: ast.Call, script: Script) -> dict[str, Any]:
     parameters = arguments.get("params")
     if isinstance(parameters, dict) and str(parameters.get("class_path")).endswith(".parameters"):
         arguments["params"] = Code(f"{parameters['class_path']}()")
-    return {"class_path": _last(call.func), "init_args": arguments}
+    return {"class_path": last(call.func), "init_args": arguments}
 
 
 def _scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
-    name = _last(call.func)
+    name = last(call.func)
     arguments = _named(script.arguments(call), name if name == "get_scheduler" else "scheduler")
     curve = SCHEDULES[name] or arguments.pop("name", Code("its name"))
     arguments.pop("optimizer", None)
@@ -120,7 +115,7 @@ def _scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
 def _loader(call: ast.Call, module: ast.Module, script: Script) -> dict[str, Any]:
     arguments = _named(script.arguments(call), "DataLoader")
     nodes = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "dataset")]
-    return arguments | ({"dataset": _made(nodes[0], module)} if nodes else {})
+    return arguments | ({"dataset": made(nodes[0], module, script)} if nodes else {})
 
 
 def _is_trained(call: ast.Call, module: ast.Module) -> bool:
@@ -132,17 +127,30 @@ def _is_trained(call: ast.Call, module: ast.Module) -> bool:
     return any("train" in ast.unparse(target).lower() for node in owners for target in node.targets)
 
 
+def _evaluation(module: ast.Module, loaders: Sequence[ast.Call]) -> Code | None:
+    """The data of the evaluation: the name that a loop without a backward goes over, or the other loaders."""
+    loops = [node for node in ast.walk(module) if isinstance(node, ast.For)]
+    names = [ast.unparse(node.iter) for node in loops if not _has_backward(node)]
+    own = [name for name in names if EVALUATION.search(name)]
+    own += [ast.unparse(call.args[0] if call.args else call) for call in loaders]
+    return Code(own[0]) if own else None
+
+
+def _has_backward(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) and last(each.func) == "backward" for each in ast.walk(node))
+
+
 def _length(module: ast.Module, script: Script) -> dict[str, Any]:
     """`epochs` or `steps` that the loop goes round."""
     found: dict[str, list[Any]] = {"epochs": [], "steps": []}
     for node in ast.walk(module):
         call = node.iter if isinstance(node, ast.For) else None
-        while isinstance(call, ast.Call) and _last(call.func) in ("tqdm", "trange", "enumerate") and call.args:
-            call = ast.Call(ast.Name("range"), call.args, []) if _last(call.func) == "trange" else call.args[0]
-        if not isinstance(node, ast.For) or not isinstance(call, ast.Call) or _last(call.func) != "range":
+        while isinstance(call, ast.Call) and last(call.func) in ("tqdm", "trange", "enumerate") and call.args:
+            call = ast.Call(ast.Name("range"), call.args, []) if last(call.func) == "trange" else call.args[0]
+        if not isinstance(node, ast.For) or not isinstance(call, ast.Call) or last(call.func) != "range":
             continue
         is_epoch = "epoch" in ast.unparse(node.target).lower() or "epoch" in ast.unparse(call).lower()
-        steps = any(isinstance(each, ast.Call) and _last(each.func) == "backward" for each in ast.walk(node))
+        steps = _has_backward(node)
         if is_epoch or (steps and not any(isinstance(each, ast.For) for each in ast.walk(node) if each is not node)):
             found["epochs" if is_epoch else "steps"].append(script.value(_rounds(call.args)))
     kind = next((name for name in found if found[name]), None)
@@ -177,56 +185,14 @@ def _accumulation(module: ast.Module, script: Script) -> Any:
 def _model(module: ast.Module, optimizers: Sequence[ast.Call], script: Script) -> Any:
     """The call that makes the model whose parameters the optimizer has; of one of the hub its class and name."""
     named = [node.value for call in optimizers for node in _of_parameters(call) if isinstance(node.value, ast.Name)]
-    made = _made(named[0] if named else ast.Name("model"), module)
-    call = made.node
-    if not isinstance(call, ast.Call) or _last(call.func) != "from_pretrained":
-        return made
+    model = made(named[0] if named else ast.Name("model"), module, script)
+    call = model.node
+    if not isinstance(call, ast.Call) or last(call.func) != "from_pretrained":
+        return model
     arguments = script.arguments(call)
     place = arguments.pop("args.0", arguments.pop("pretrained_model_name_or_path", Code("its name")))
     owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    return {"class": _last(owner), "name": place, **arguments}
-
-
-class Made(Code):
-    """An expression that makes an object: `target` is the dotted name of its class or function, which begins with a dot
-    if it is in this file, and is empty if it cannot be seen.
-    """
-
-    node: ast.expr
-    target: str = ""
-    is_guarded: bool = True
-    """Whether this file can be imported without running the training."""
-
-
-def _made(node: ast.expr, module: ast.Module) -> Made:
-    """The call behind an expression, also of a name that is assigned a few times, the first of which counts."""
-    if isinstance(node, ast.Name):
-        assigned = (each for each in ast.walk(module) if isinstance(each, ast.Assign))
-        calls = (_inner(each.value) for each in assigned if [ast.unparse(one) for one in each.targets] == [node.id])
-        node = next((call for call in calls if isinstance(call, ast.Call)), node)
-    node = _inner(node)
-    made = Made(ast.unparse(node))
-    made.node = node
-    if isinstance(node, ast.Call):
-        made.target = _origin(ast.unparse(node.func), module)
-    guards = (ast.unparse(each.test) for each in module.body if isinstance(each, ast.If))
-    made.is_guarded = any("__name__" in guard for guard in guards)
-    return made
-
-
-def _origin(name: str, module: ast.Module) -> str:
-    """The dotted name that a name of this file stands for."""
-    first, _, rest = name.partition(".")
-    for node in module.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return f".{name}"
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            if (alias.asname or alias.name) == first:
-                package = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
-                return f"{package}{alias.name}{f'.{rest}' if rest else ''}"
-            if isinstance(node, ast.Import) and alias.name.partition(".")[0] == first:
-                return name
-    return ""
+    return {"class": last(owner), "name": place, **arguments}
 
 
 def _of_parameters(call: ast.Call) -> Iterator[ast.Attribute]:
@@ -234,21 +200,3 @@ def _of_parameters(call: ast.Call) -> Iterator[ast.Attribute]:
     for node in ast.walk(call):
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
             yield node
-
-
-def _inner(node: ast.expr) -> ast.expr:
-    """The begin of a chain of `.to(...)`, `.cuda()` and wrappers."""
-    while isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "cuda", "cpu", "train", "float"):
-            node = node.func.value
-        elif _last(node.func) in (*WRAPPERS, "compile", "DataParallel") and node.args:
-            node = node.args[0]
-        else:
-            break
-    return node
-
-
-def _last(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""

@@ -43,13 +43,16 @@ SECTIONS = {
     ),
 }
 """Argument names of Ray's classes."""
+LIGHTNING = ("trainer", "callbacks", "seed_everything", "model", "data")
+"""Keys of a Lightning script that workers of Ray run."""
 
 
 def translate(ledger: Ledger) -> None:
     for tell in (_workers, _output, _retention):
         tell(ledger)
     if ledger.under("trainer"):  # the Lightning Trainer that the workers run, in the same script
-        ledger.take(translate_as({"trainer": ledger.tree["trainer"]}, "lightning", ledger.place))
+        said = {name: ledger.tree[name] for name in LIGHTNING if name in ledger.tree}
+        ledger.take(translate_as(said, "lightning", ledger.place))
     rules = dict(RULES)
     for section, arguments in SECTIONS.items():
         for name, rule in RULES.items():

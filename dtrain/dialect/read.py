@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dtrain.dialect import loops, others
+from dtrain.dialect import fitted, loops, others
 from dtrain.dialect.calls import CALLS, DEEPEST, Script, last
 from dtrain.dialect.defaults import looked_through
 from dtrain.dialect.ledger import Code, Differs, flatten, names
@@ -198,6 +198,8 @@ def _python(text: str, place: str) -> Any:
         name = CALLS[last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
+    if "trainer" in tree:
+        tree |= fitted.read(module, script, made, {*script.inside})
     if not tree:
         written = looked_through(module)
         if tree := loops.read(written, Script(written)):
@@ -269,6 +271,9 @@ def _cli_defaults(tree: dict[str, Any], place: str) -> dict[str, Any]:
     defaults: dict[str, Any] = {"seed_everything": seed} if isinstance(seed, int) else {}
     if model is not None:
         defaults["model"] = {"class_path": str(model)}
+    data = cli.get("args.1", cli.get("datamodule_class"))
+    if data is not None:
+        defaults["data"] = {"class_path": str(data)}
     defaults |= tree
     if isinstance(trainer, dict):
         defaults["trainer"] = trainer

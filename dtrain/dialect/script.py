@@ -15,7 +15,8 @@ from dtrain.dialect.deepspeed_zero import stage
 from dtrain.dialect.ledger import Code, Ledger, count, show, whole
 from dtrain.dialect.lightning import TRAINER
 from dtrain.dialect.lightning_strategy import devices, strategy
-from dtrain.dialect.loops import LOOP, LOSSES, TOOLS, Made
+from dtrain.dialect.loops import LOOP, LOSSES, TOOLS
+from dtrain.dialect.made import named
 from dtrain.dialect.rules import OFF, chosen, given, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.terms import BEHIND, CLIP, DISK, MATRICES, OFFLOAD, decaying, optimizer, passes
 
@@ -149,28 +150,17 @@ def _parts(ledger: Ledger) -> None:
         why = "an argument of from_pretrained. Type model.config={<entry of config.json>: <value>} if it is one."
         ledger.settle(refused(why), f"{model}.**")
     else:
-        mine = _target("model", ledger.leaves.get(model), ledger)
-        ledger.settle(refused(f"made by code. Type {mine}, and its arguments as model.<name>=<value>."), model)
+        mine = named("model", ledger.leaves.get(model), ledger)
+        ledger.settle(refused(f"made by code. Type {mine}, and its other arguments as model.<name>=<value>."), model)
         ledger.settle(refused("Type model=hf model.name=<its name> model.task=<what its head is for>."), f"{model}.**")
         ledger.ask("model", "hf" if kind else f"in its place {mine}")
-    mine = _target("data.dataset", ledger.leaves.get(data), ledger)
+    mine = named("data.dataset", ledger.leaves.get(data), ledger)
     ledger.settle(refused(f"made by code. Type data=dataset {mine}, or another word for data."), data, f"{data}.**")
     terms.ask_for_data(ledger, f"dataset, with {mine}")
     loss = str(ledger.get(f"{LOOP}.loss"))
     hint = f"{LOSSES[loss]} for {loss}" if loss in LOSSES else "the word for its loss; own: the model computes it"
     ledger.settle(refused(f"the loss is code. Type objective=<{hint}>."), f"{LOOP}.loss")
     ledger.ask("objective", hint)
-
-
-def _target(word: str, made: Any, ledger: Ledger) -> str:
-    """The words for a class, as far as it can be seen."""
-    if not isinstance(made, Made) or not made.target:
-        return f"{word}._target_=<its class> trust=[<its package>]"
-    own = ledger.place.rpartition("/")[2].partition(".")[0]
-    target = f"{own}{made.target}" if made.target.startswith(".") else made.target
-    named = f"{word}._target_={target} trust=[{target.partition('.')[0]}]"
-    is_run = made.target.startswith(".") and not made.is_guarded
-    return f"{named} once the class is in a file that trains nothing" if is_run else named
 
 
 LOGGING = chosen(
@@ -240,6 +230,11 @@ SAYS: Mapping[str, Any] = {
         "drop_last num_workers pin_memory persistent_workers prefetch_factor timeout generator generator.** "
         "worker_init_fn multiprocessing_context pin_memory_device in_order": DETAIL,
     },
+    "evaluation": refused(
+        "the evaluation is code. Type evaluate.every=epoch for one after each epoch, on "
+        "data.holdout_dataset._target_=<its dataset>, on data.holdout=<a part of the training data>, or on several "
+        "evaluate.sets={<name>: {dataset: {_target_: <its dataset>}}}, with evaluate.metrics=[<word>]."
+    ),
     "clip_grad_norm": CLIP,
     "clip_grad_value": refused("dtrain clips gradients by their norm. Type clip=<largest norm>.", "clip"),
     "seed": when(is_code, refused("runs are always seeded. Type seed=<number> for another than 0."), to("seed", whole)),

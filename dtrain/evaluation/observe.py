@@ -10,6 +10,7 @@ from dtrain.build import GIVEN, build
 from dtrain.checkpoint import Checkpoint
 from dtrain.checkpoint.state import TrainState
 from dtrain.config.period import EPOCH, is_due
+from dtrain.errors import WordsError, nearest
 from dtrain.evaluation import whole
 from dtrain.evaluation.heldout import check_targets, measure
 from dtrain.evaluation.metrics import metrics_of
@@ -153,6 +154,9 @@ class Observers:
         self._check()  # the model's own `train` was called
         self._watchdog.pause_hang_detection()
         if metrics:
+            if self._plan.stop and self._plan.stop["metric"] not in metrics:
+                metric = self._plan.stop["metric"]
+                raise WordsError(f"stop.metric={metric}: the evaluation has no such figure.{nearest(metric, metrics)}")
             self._measured = metrics.keys()
             self._report(step, metrics)
             self.over = self._patience.over(step)

@@ -29,7 +29,7 @@ __all__ = ["folder", "is_overridden", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*of_scope("typed"), "expect", "sweep")
 """Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
-OF_FIGURES = ("checkpoint.best", "checkpoint.best_is", "stop.metric", "stop.patience", "stop.least")
+OF_FIGURES = ("checkpoint.best", "checkpoint.best_is", "stop.metric", "stop.patience", "stop.least", "stop.best_is")
 """Keys that may name the figure of a hook, which nobody needs to read a run."""
 DEEPEST, MOST = 8, 32
 """Limits: levels of recipes that build on each other, and recipes in total."""

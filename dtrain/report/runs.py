@@ -287,8 +287,8 @@ def _value(text: str) -> Any:
 
 
 def directions(runs: Iterable[Run]) -> dict[str, str]:
-    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it. Figures on which
-    two runs disagree are left out.
+    """Figure -> lowest or highest, as the objectives of the runs, `checkpoint.best_is` and `stop.best_is` state it.
+    Figures on which two runs disagree are left out.
     """
     directions_of: dict[str, set[str]] = {}
     seen = set()
@@ -304,11 +304,16 @@ def directions(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def _stated(url: str) -> dict[str, str]:
-    """Figure -> lowest or highest, from the plan of a run. Its figures override `checkpoint.best_is`."""
+    """Figure -> lowest or highest, from the plan of a run. Its figures override what was typed."""
     try:
         plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         checkpoint, stated = plan.get("checkpoint") or {}, plan.get("figures") or {}
-        stated = {**({checkpoint["best"]: checkpoint["best_is"]} if checkpoint.get("best") else {}), **stated}
+        stop = plan.get("stop") or {}
+        stated = {
+            **({stop["metric"]: stop["is_best"]} if stop.get("metric") else {}),
+            **({checkpoint["best"]: checkpoint["best_is"]} if checkpoint.get("best") else {}),
+            **stated,
+        }
         return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return {}

@@ -90,6 +90,8 @@ RULES: tuple[Rule, ...] = (
     declared.model,
     model_axes.options,
     lightning.chosen,
+    lightning.datamodules,
+    lightning.scheduled,
     fit.objective,
     fit.tokens,
     rowtext.model,

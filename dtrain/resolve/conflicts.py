@@ -197,7 +197,7 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     if not spikes:
         hints["spike.window"] = "Type on_spike=skip or spike.sigma=6 as well"
     if config.stop.metric is None:
-        hints |= dict.fromkeys(("stop.patience", "stop.least"), "Type stop.metric=eval_loss as well")
+        hints |= dict.fromkeys(("stop.patience", "stop.least", "stop.best_is"), "Type stop.metric=eval_loss as well")
     if not about(config.data).get("text"):
         hints |= {key: "Type data=text" for key in ALLOWED if key.startswith("generate.")}
     elif not about(config.data).get("chat") and config.generate.chat is True:

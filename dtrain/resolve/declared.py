@@ -13,6 +13,7 @@ from typing import Any
 from dtrain.build import received
 from dtrain.cluster import Cluster
 from dtrain.config import files
+from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.planned import MeshShape
 from dtrain.resolve.mesh import undivided
@@ -68,12 +69,21 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def states_figures(part: Mapping[str, Any]) -> bool:
-    """Whether all figures of an objective or hook are known: it is dtrain's own, or its class declares them."""
+    """Whether all figures of an objective or hook are known: it is dtrain's own and no model
+    `logs` others, or its class declares them.
+    """
     classes, given = lineage(_own_target(part)), received(part)
     own = [literal(statement, "about") for module, statement in classes if not module.startswith("dtrain.")]
     stated = [each for each in (part.get("_about_"), getattr(given, "about", None), *own) if isinstance(each, Mapping)]
     is_ours = not _own_target(part) and given is None
+    if about(part).get("logs"):
+        return False
     return is_ours or any(_directions(each) or each.get("figures") == {} for each in stated)
+
+
+def may_have(name: str, *parts: Mapping[str, Any]) -> bool:
+    """Whether an evaluation may have a figure that no source names, of an objective or hook that does not state all."""
+    return name.startswith("eval_") and not all(map(states_figures, parts))
 
 
 def _own_target(part: Mapping[str, Any]) -> str:

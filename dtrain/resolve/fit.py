@@ -9,7 +9,7 @@ from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.planned import Part
-from dtrain.resolve.declared import figures, states_figures
+from dtrain.resolve.declared import figures, may_have
 from dtrain.resolve.ranks import choose
 
 DECODED = "decoder_input_ids"
@@ -207,13 +207,12 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     measured, hooks = figures(draft["objective"]), draft["hooks"].values()
     averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in measured.items()} if config.ema else {}
     known = {**{name: which for hook in hooks for name, which in figures(hook).items()}, **measured, **averaged}
-    silent = not all(states_figures(part) for part in (config.objective, *config.hook.values()))
     if best is None and best_is is not None:
         raise WordsError(
             f"checkpoint.best_is={best_is}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or "
             "leave it out."
         )
-    if best is not None and best not in known and not silent:
+    if best is not None and best not in known and not may_have(best, config.objective, *config.hook.values()):
         raise WordsError(
             f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}"
         )

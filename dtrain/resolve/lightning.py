@@ -3,6 +3,8 @@ optimizer or its data. It is known by its class, also where Lightning is not ins
 """
 
 import ast
+import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +14,7 @@ from dtrain.config.schema import WORDS, Config
 from dtrain.resolve.signature import lineage
 
 PACKAGES = ("lightning", "pytorch_lightning")
-MODULE = "LightningModule"
+MODULE, DATAMODULE = "LightningModule", "LightningDataModule"
 INSTEAD = {
     "training_step": (
         "objective", "objective=lightning for its training_step, or another objective for what its forward returns"
@@ -38,6 +40,72 @@ def chosen(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterab
             f"{name} is a LightningModule, and dtrain calls its forward alone unless told. Type {'; '.join(missing)}. "
             "docs/moving.md shows all of it."
         )
+
+
+def datamodules(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check that no DataModule is named where a dataset is."""
+    parts = {"data": config.data} | {f"evaluate.sets.{name}": part for name, part in config.evaluate.sets.items()}
+    for key, part in parts.items():
+        own = part.get("dataset") if isinstance(part, Mapping) else None
+        if isinstance(own, Mapping) and DATAMODULE in _bases(own):
+            given = received(own)
+            named = str(own.get("_target_")) if given is None else (getattr(given, "__name__", type(given).__name__))
+            yield (
+                f"{key}.dataset: {named} is a DataModule of Lightning, which makes loaders; dtrain takes the datasets "
+                f"in them. Type {key}.dataset._target_=<the class of a dataset in it, or a function that returns it>. "
+                "docs/moving.md has an example with data for training and for evaluation."
+            )
+
+
+def scheduled(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
+    """Check that the configure_optimizers of optim=lightning returns no scheduler, as far as its source shows."""
+    if config.choices["optim"] != "lightning" or config.choices["model"] is not None:
+        return
+    method = _configure(config.model)
+    returns = [node.value for node in ast.walk(method) if isinstance(node, ast.Return)] if method else []
+    if method and returns and all(_has_scheduler(value, method) for value in returns):
+        yield (
+            "optim=lightning: configure_optimizers returns a scheduler, which dtrain does not step. Type optim=<word> "
+            "optim.lr=<value> schedule=cosine, constant or wsd, or return the optimizer alone."
+        )
+
+
+def _configure(part: Mapping[str, Any]) -> ast.FunctionDef | None:
+    """The source of a model's configure_optimizers."""
+    given = received(part)
+    if given is None:
+        classes = [each for module, each in lineage(str(part.get("_target_"))) if module.split(".")[0] not in PACKAGES]
+        entries = [entry for each in classes for entry in each.body]
+    else:
+        try:
+            source = inspect.getsource(given.configure_optimizers)
+            entries = ast.parse(textwrap.dedent(source)).body
+        except (AttributeError, OSError, TypeError, SyntaxError):
+            return None
+    methods = (entry for entry in entries if isinstance(entry, ast.FunctionDef))
+    return next((method for method in methods if method.name == "configure_optimizers"), None)
+
+
+def _has_scheduler(value: ast.expr | None, method: ast.FunctionDef) -> bool:
+    """Whether a returned expression is certain to hold a scheduler, in one of the forms that Lightning takes."""
+    if isinstance(value, ast.Name):
+        assigned = [node for node in ast.walk(method) if isinstance(node, ast.Assign)]
+        values = [node.value for node in assigned if [ast.unparse(one) for one in node.targets] == [value.id]]
+        return len(values) == 1 and not isinstance(values[0], ast.Name) and _has_scheduler(values[0], method)
+    if isinstance(value, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value == "lr_scheduler" for key in value.keys)
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    return len(parts) == 2 and isinstance(parts[1], ast.List | ast.Tuple) and bool(parts[1].elts)
+
+
+def _bases(part: Mapping[str, Any]) -> set[str]:
+    """The names of the bases of a class that a part names, or of an object that was passed."""
+    given = received(part)
+    if given is not None:
+        return {each.__name__ for each in (given if isinstance(given, type) else type(given)).__mro__}
+    return {
+        ast.unparse(base).rpartition(".")[2] for _, each in lineage(str(part.get("_target_"))) for base in each.bases
+    }
 
 
 def _is_open(config: Config, group: str) -> bool:

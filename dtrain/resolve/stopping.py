@@ -6,7 +6,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.resolve.declared import figures
+from dtrain.resolve.declared import figures, may_have
 
 
 def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,14 +18,7 @@ def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     if config.ema:
         known |= {name.replace("eval_", "eval_ema_", 1): which for name, which in known.items()}
     subject = f"stop.metric={asked.metric}"
-    if asked.metric not in known:
-        is_named = f"eval_{asked.metric}" in known
-        if not is_named and asked.metric.removeprefix("eval_") in draft["evaluate_metrics"]:
-            raise WordsError(
-                f"{subject}: its class does not say whether its lowest or highest value is the best. Type another "
-                "metric, such as stop.metric=eval_loss."
-            )
-        raise WordsError(f"{subject}: no evaluation of this run has this figure.{nearest(asked.metric, known)}")
+    is_best = _direction(config, draft, known)
     held = {name: value for name, value in config.data.items() if name.startswith("holdout")}
     is_of_a_set = asked.metric.startswith(tuple(f"eval_{name}_" for name in draft["evaluate_sets"]))
     if held and not is_of_a_set and not any(held.values()):
@@ -34,5 +27,26 @@ def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         raise WordsError(
             f"{subject}: evaluate.every=0 leaves one evaluation, after the last step. Type evaluate.every=<steps>."
         )
-    stop = {"metric": asked.metric, "is_best": known[asked.metric], "patience": asked.patience, "least": asked.least}
-    return {"stop": stop}
+    return {"stop": {"metric": asked.metric, "is_best": is_best, "patience": asked.patience, "least": asked.least}}
+
+
+def _direction(config: Config, draft: Mapping[str, Any], known: Mapping[str, str]) -> str:
+    """Whether the lowest or highest value of `stop.metric` is the best: what is `known`, or what was typed for a figure
+    that only the run knows.
+    """
+    metric, best_is = str(config.stop.metric), config.stop.best_is
+    subject, stated = f"stop.metric={metric}", known.get(metric)
+    if stated and best_is not in ("auto", stated):
+        raise WordsError(f"stop.best_is={best_is}: of {metric} the {stated} is the best. Leave stop.best_is out.")
+    if stated:
+        return stated
+    is_of_run = may_have(metric, config.objective)
+    is_of_metric = f"eval_{metric}" not in known and metric.removeprefix("eval_") in draft["evaluate_metrics"]
+    if not (is_of_run or is_of_metric):
+        raise WordsError(f"{subject}: no evaluation of this run has this figure.{nearest(metric, known)}")
+    if best_is == "auto":
+        raise WordsError(
+            f"{subject}: nothing says whether its lowest or highest value is the best. Type stop.best_is=lowest or "
+            "highest."
+        )
+    return best_is

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.schema import HOLD_DATA, LISTED, NAMED, Config, Schema
-from dtrain.config.trust import allowed, refusal
+from dtrain.config.trust import NAME, allowed, refusal
 from dtrain.resolve.unknown import UNKNOWN
 
 
@@ -17,9 +17,12 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
     values = {field.name: getattr(config, field.name) for field in fields(Schema)}
     parts = {name: vars(value) if is_dataclass(value) else value for name, value in values.items()}
     named = {key: config.options[group] for key, group in NAMED.items()}
-    for key, name in [*_targets(parts), *_targets(named), ("loop", config.loop)]:
-        if name is not UNKNOWN and not allowed(name, _group_of(key), config.trust):
-            yield refusal(key, name)
+    every = [*_targets(parts), *_targets(named), ("loop", config.loop)]
+    known = [(key, name) for key, name in every if name is not UNKNOWN]
+    unknown = {key: name for key, name in known if not allowed(name, _group_of(key), config.trust)}
+    packages = [name.split(".")[0] for name in unknown.values() if NAME.fullmatch(name)]
+    needed = [*config.trust, *(package for package in sorted({*packages}) if package not in ("dtrain", "torch"))]
+    yield from (refusal(key, name, needed) for key, name in unknown.items())
 
 
 def _group_of(key: str) -> str:

@@ -225,7 +225,11 @@ def _of_metrics(
     metrics: Sequence[str], goals: Sequence[str], config: Config, plan: Plan, problems: list[str]
 ) -> Iterable[str]:
     """min or max of each metric, as the objective and the hooks state it, or as asked."""
-    stated = {"loss": "lowest", **plan.decided()["figures"]}
+    typed = {
+        plan.stop.get("metric"): plan.stop.get("is_best"),
+        plan.checkpoint.get("best"): plan.checkpoint.get("best_is"),
+    }
+    stated = {"loss": "lowest", **{name: which for name, which in typed.items() if name}, **plan.decided()["figures"]}
     if config.ema:
         stated |= {name.replace("eval_", "eval_ema_", 1): which for name, which in stated.items() if name != "loss"}
     all_known = all(states_figures(part) for part in (config.objective, *config.hook.values()))

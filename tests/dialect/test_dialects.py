@@ -28,7 +28,7 @@ from dtrain.resolve import resolve
 
 EXAMPLES = sorted(path.name for path in FILES.iterdir())
 PYTHON = {
-    "lightning_script.py": 30,
+    "lightning_script.py": 32,
     "lightning_fsdp.py": 15,
     "ray_script.py": 14,
     "transformers_sft.py": 25,

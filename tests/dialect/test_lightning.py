@@ -22,8 +22,9 @@ def test_a_script() -> None:
     read = example("lightning_script.py")
     assert read.words == {
         "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2,
-        "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
-        "logger": ["console", "tensorboard"], "stop.metric": "eval_loss", "stop.patience": 5,
+        "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_val_loss",
+        "checkpoint.best_is": "lowest", "checkpoint.every": 500, "logger": ["console", "tensorboard"],
+        "stop.metric": "eval_val_loss", "stop.best_is": "lowest", "stop.patience": 5,
     }  # fmt: skip
     refused = read.told("refused")
     assert refused["trainer.default_root_dir"] == "computed in Python, which dtrain does not run. Type out=<value>."
@@ -34,18 +35,42 @@ def test_a_script() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("'val_loss'", {"stop.metric": "eval_loss", "stop.patience": 3}),
+        ("'val_loss'", {"metric": "eval_val_loss", "best_is": "lowest", "patience": 3}),
         (
             "monitor='val_loss', min_delta=0.01, mode='min'",
-            {"stop.metric": "eval_loss", "stop.patience": 3, "stop.least": 0.01},
+            {"metric": "eval_val_loss", "best_is": "lowest", "patience": 3, "least": 0.01},
         ),
-        ("monitor='val_acc', mode='max'", {}),
+        (
+            "monitor='val_acc', mode='max', patience=2",
+            {"metric": "eval_val_acc", "best_is": "highest", "patience": 2},
+        ),
+        ("monitor='train_loss'", {"metric": "???", "best_is": "lowest", "patience": 3}),
+        ("monitor=args.watched, mode=args.mode", {"metric": "???", "best_is": "???", "patience": 3}),
     ],
 )
 def test_early_stopping(arguments: str, words: dict[str, Any], tmp_path: Path) -> None:
     read = script(tmp_path, f"max_steps=9, callbacks=[EarlyStopping({arguments})]")
-    assert {word: value for word, value in read.words.items() if word.startswith("stop")} == words
-    assert bool(words) != ("stop.metric=eval_loss" in "".join(read.told("refused").values()))
+    known = {word.removeprefix("stop."): value for word, value in read.ledger.words.items() if word.startswith("stop.")}
+    assert known == words
+    assert {word for word in read.asked if word.startswith("stop.")} == {
+        f"stop.{word}" for word, value in words.items() if value == "???"
+    }
+
+
+def test_the_best_checkpoint_is_by_what_the_script_watches(tmp_path: Path) -> None:
+    read = script(tmp_path, "max_steps=9, callbacks=[ModelCheckpoint(monitor='val_acc', mode='max')]")
+    known = {word: value for word, value in read.words.items() if word.startswith("checkpoint.best")}
+    assert known == {"checkpoint.best": "eval_val_acc", "checkpoint.best_is": "highest"}
+    assert "checkpoint.best" in script(tmp_path, "callbacks=ModelCheckpoint(monitor='train_loss')").asked
+
+
+def test_callbacks_that_code_gathers_are_not_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "parts = []\nparts.append(EarlyStopping('val_acc', mode='max'))\ntrainer = Trainer(max_steps=10, callbacks=parts)\n"
+    )
+    read = imported(path)
+    assert (read.words["stop.metric"], read.words["stop.best_is"]) == ("eval_val_acc", "highest")
 
 
 def test_the_time_limit_is_what_was_meant(tmp_path: Path) -> None:
@@ -218,3 +243,36 @@ def test_a_value_that_the_file_changes_is_not_the_first_one(change: str, tmp_pat
 def test_parts_that_change_in_a_run_are_asked_for(tmp_path: Path) -> None:
     read = script(tmp_path, "max_steps=5, accumulate_grad_batches={0: 8, 4: 4}")
     assert read.asked - PARTS == {"accumulate", "microbatch"}
+
+
+WHOLE = """
+import lightning as L
+from mine import Faces, Digits
+class Lit(L.LightningModule):
+    def __init__(self, hidden, lr=0.1): ...
+if __name__ == "__main__":
+    L.seed_everything(7)
+    model = Lit(64, lr=0.2)
+    trainer = L.Trainer(max_epochs=3)
+    trainer.fit({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        ("model, DataLoader(Faces(train=True), batch_size=8)", "data.dataset._target_=mine.Faces data.dataset.train=true trust=[mine]"),
+        ("model=model, train_dataloaders=DataLoader(dataset=Faces())", "data.dataset._target_=mine.Faces trust=[mine]"),
+        ("model, datamodule=Digits(batch_size=32)", "mine.Digits contains its own loaders"),
+        ("model, Digits(32)", "mine.Digits contains its own loaders"),
+    ],
+)  # fmt: skip
+def test_the_seed_the_classes_and_their_arguments_are_told(arguments: str, data: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WHOLE.replace("{arguments}", arguments))
+    read = imported(path)
+    assert read.words["seed"] == 7
+    assert "model._target_=train.Lit model.hidden=64 model.lr=0.2 trust=[train]" in read.command["model"]
+    assert data in read.told("refused")["data"]
+    path.write_text(path.read_text().replace("L.seed_everything(7)", "torch.manual_seed(args.seed)"))
+    assert "seed" not in imported(path).words and "Type seed=" in imported(path).told("refused")["seed_everything"]

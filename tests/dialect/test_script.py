@@ -175,3 +175,20 @@ def test_a_model_of_the_hub_is_carried(tmp_path: Path) -> None:
     read = script(tmp_path, PLAIN.replace("Net()", made).replace("{schedule}", ""))
     assert [read.words[f"model{end}"] for end in ("", ".name", ".task")] == ["hf", "bert-base-cased", "classification"]
     assert read.open - HOLDOUT == {"data", "objective"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("for x, y in eval_dataloader: model(x)", "eval_dataloader"),
+        ("for step, batch in enumerate(tqdm(val_loader)): model(batch)", "enumerate(tqdm(val_loader))"),
+        ("held = DataLoader(Faces(train=False), 64)", "Faces(train=False)"),
+        ("", None),
+    ],
+)
+def test_an_evaluation_is_told_with_what_to_type(line: str, told: str | None, tmp_path: Path) -> None:
+    read = script(tmp_path, PLAIN.replace("{schedule}", line))
+    assert read.ledger.leaves.get("loop.evaluation") == told
+    if told:
+        why = read.told("refused")["loop.evaluation"]
+        assert all(word in why for word in ("evaluate.every=epoch", "evaluate.sets=", "data.holdout="))

@@ -68,3 +68,27 @@ def test_what_only_the_trainer_of_lightning_does_is_refused(tmp_path: Path) -> N
         dtrain.run(*WORDS, model=Late, data=Faces, out=tmp_path / "late")
     with pytest.raises(WordsError, match="Linear has no training_step"):
         dtrain.run(*WORDS, model=torch.nn.Linear(4, 2), data=Faces, out=tmp_path / "plain")
+
+
+def test_a_figure_that_only_the_run_knows_ends_it_and_is_kept(tmp_path: Path) -> None:
+    asked = (*WORDS, "evaluate.every=1", "checkpoint.best=eval_val_loss", "checkpoint.best_is=lowest")
+    stop = ("stop.metric=eval_accuracy", "stop.best_is=highest", "stop.patience=1", "stop.least=1")
+    result = dtrain.run(*asked, *stop, model=Lit, data=Faces, out=tmp_path / "a")
+    assert result.step == 2 and "eval_accuracy has not improved" in str(result.reason)
+    assert set(result.best) == {"eval_accuracy", "eval_val_loss"}
+    for word, said in (
+        (
+            "stop.metric=eval_acc",
+            r"stop\.metric=eval_acc: the evaluation has no such figure\. Did you mean eval_accuracy",
+        ),
+        ("checkpoint.best=eval_acc", r"checkpoint\.best=eval_acc: the evaluation has no such figure\. Did you mean"),
+    ):
+        with pytest.raises(WordsError, match=r"Type \w+\.best_is=lowest or highest"):
+            dtrain.plan(*WORDS, word, model=Lit, data=Faces)
+        with pytest.raises(WordsError, match=said):
+            typed = f"{word.split('.')[0]}.best_is=highest"
+            dtrain.run(*WORDS, word, typed, model=Lit, data=Faces, out=tmp_path / word)
+    with pytest.raises(WordsError, match="no evaluation of this run has this figure"):
+        dtrain.plan(*WORDS, "stop.metric=val_loss", "stop.best_is=lowest", model=Lit, data=Faces)
+    with pytest.raises(WordsError, match="of eval_loss the lowest is the best"):
+        dtrain.plan(*WORDS, "stop.metric=eval_loss", "stop.best_is=highest", model=Lit, data=Faces)

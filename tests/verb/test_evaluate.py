@@ -67,3 +67,19 @@ def test_no_run_is_there(tmp_path: Path) -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "gone" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_were_trained_on_are_told(tmp_path: Path) -> None:
+    for name in ("rows", "dev"):
+        (tmp_path / f"{name}.csv").write_text("a,y\n" + "".join(f"{n},{2 * n}\n" for n in range(30)))
+    out = f"out={tmp_path / 'run'}"
+    dtrain("train", "data=csv", f"data.path={tmp_path / 'rows.csv'}", "data.targets=y", "data.holdout=0", "model=mlp",
+           "objective=regression", "steps=2", out)  # fmt: skip
+    refused = commands.run("evaluate", out)
+    assert refused.returncode == 3
+    assert "evaluate.sets.dev.path=dev.jsonl" in refused.stderr
+    assert "data.holdout=0.1" not in refused.stderr
+    told = "it was trained on rows that are held out now. Name data it has not seen: evaluate.sets.dev.path"
+    for verb in ("evaluate", "predict"):
+        assert told in commands.run(verb, out, "data.holdout=0.1").stderr
+    assert "note: data" not in commands.run("evaluate", out, f"evaluate.sets.dev.path={tmp_path / 'dev.csv'}").stderr

@@ -17,8 +17,7 @@ def evaluate(plan: Plan) -> Result:
     with load(plan, judged=True) as (parts, commit):
         if not parts.measured:
             raise PreflightError(
-                "evaluate: nothing is held out. Name data that the run has not seen: "
-                "evaluate.sets.dev.path=dev.jsonl"
+                "evaluate: nothing is held out. Name data that the run has not seen: evaluate.sets.dev.path=dev.jsonl"
             )
         if parts.mesh.rank == 0 and (sentence := other_data(parts, commit)):
             screen.complain(sentence, begin="note: ")

@@ -61,8 +61,8 @@ def other_data(parts: Parts, commit: Mapping[str, Any]) -> str:
     more = [name for name in PORTIONS if _number(now.get(name)) > _number(then.get(name))]
     if more and parts.heldout is not None:
         return (
-            f"data.{more[0]}={now[more[0]]}: the run trained with data.{more[0]}={then.get(more[0])}, so it was trained "
-            "on rows that are held out now. Name data it has not seen: evaluate.sets.dev.path=dev.jsonl"
+            f"data.{more[0]}={now[more[0]]}: the run trained with data.{more[0]}={then.get(more[0])}, so it saw rows "
+            "that are held out now. Name others: evaluate.sets.dev.path=dev.jsonl"
         )
     if then == now and stream.get("fingerprint") not in (None, parts.source.fingerprint):
         return (

@@ -124,7 +124,10 @@ CALLBACKS = refused("callbacks are not run. Write a hook: hook.mine._target_=<yo
 RULES: Mapping[str, Rule] = table(
     {
         "train_dataset": unneeded("made by code; name the rows by data.path on the command line"),
-        "eval_dataset": unneeded("held-out rows are data.holdout, and further ones evaluate.sets"),
+        "eval_dataset": unneeded(
+            "held-out rows are data.holdout; for these type data.holdout=0 evaluate.sets={dev: {path: <files>}}, whose "
+            "figures are eval_dev_loss and so on: checkpoint.best=eval_dev_loss"
+        ),
         "processing_class tokenizer": unneeded("data.tokenizer names it"),
         "class": refused(
             "the methods of your own class are not run. Type objective._target_=<your loss> trust=[<its package>], or "

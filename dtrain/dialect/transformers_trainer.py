@@ -12,6 +12,8 @@ from dtrain.dialect.rules import given, lacking, refused, says, switched, table,
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
+OF_TRL = ("SFTConfig", "DPOConfig")
+"""Arguments of trainers that load the tokenizer beside the model."""
 STOPPING = "EarlyStoppingCallback"
 PLACES = ("early_stopping_patience", "early_stopping_threshold")
 """Its arguments in their order."""
@@ -59,7 +61,7 @@ def trainer_section(ledger: Ledger, t: str) -> None:
     if "model" in ledger.words:
         ledger.settle(unneeded("the call of from_pretrained says it"), f"{SECTION}.model")
     _collator(ledger)
-    _tokenizer(ledger)
+    _tokenizer(ledger, loads=t.startswith(OF_TRL))
     metrics = ledger.words.get("evaluate.metrics")
     ledger.settle(unneeded(f"evaluate.metrics={show(metrics)} is measured"), *METRICS * bool(metrics))
     for name, rule in RULES.items():
@@ -99,10 +101,10 @@ def _collator(ledger: Ledger) -> None:
         ledger.settle(unneeded("rows are padded with the tokenizer of data.tokenizer"), f"{key}.init_args.**")
 
 
-def _tokenizer(ledger: Ledger) -> None:
-    """Name the tokenizer of the model where the Trainer is given one."""
+def _tokenizer(ledger: Ledger, *, loads: bool) -> None:
+    """Name the tokenizer of the model where the Trainer is given one, or `loads` it by the name of the model."""
     name, keys = ledger.words.get("model.name"), ledger.under(f"{SECTION}.processing_class", f"{SECTION}.tokenizer")
-    if keys and name and ledger.words.get("model.task") != "image_classification":
+    if (keys or loads) and name and ledger.words.get("model.task") != "image_classification":
         ledger.command.setdefault("data.tokenizer", name)
 
 

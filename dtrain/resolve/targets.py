@@ -133,5 +133,6 @@ def _judge(
         yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
     for name in takes.required if not unasked and not hidden and not called else ():
         if name not in names | passed:
-            object_ = f"{path}.{name}._target_=<its class> for an object, such as a module"
-            yield f"{subject} needs {name}. Type {path}.{name}=<value>, or {object_}."
+            plain = f"{path}.{name}=<value>"
+            made = "" if takes.allowed.get(name) else f", or {path}.{name}._target_=<its class> for an object"
+            yield f"{subject} needs {name}. Type {plain}{made}."

@@ -15,7 +15,7 @@ from dtrain.storage import store
 SEPARATOR = b"\0"
 """The token between documents of the byte tokenizer."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
-"""What a token that is no byte is shown as."""
+"""The text of a token that is no byte."""
 LARGEST = 1 << 28
 """Largest size of a tokenizer.json, in bytes; one with a vocabulary of 256,000 has 33 MB."""
 SLOWEST = 1 << 16

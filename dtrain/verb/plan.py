@@ -117,10 +117,13 @@ def _lacking(plan: Plan) -> list[str]:
     """
     if "cluster" not in plan.why or fact(plan.launcher, "where") == "elsewhere":
         return []
+    paths = [part.get(name) for part in (plan.data, *plan.evaluate_sets.values()) for name in ("path", "holdout_path")]
+    given = [path for path in paths if path not in (None, "stdlib")]
+    is_here = bool(given) and all(isinstance(path, str) and store.is_local(path) for path in given)
+    if not (is_here or plan.init or plan.fork):
+        return []
     from dtrain.launcher import preflight  # it reads weights of others
 
-    paths = [part.get(name) for part in (plan.data, *plan.evaluate_sets.values()) for name in ("path", "holdout_path")]
-    is_here = all(isinstance(path, str | None) and store.is_local(path or "") for path in paths)
     return [*(preflight.rows(plan) if is_here else ()), *(preflight.begins(plan) if plan.init or plan.fork else [])]
 
 

@@ -163,6 +163,11 @@ def locate(name: str) -> Any:
                 target = importlib.import_module(path)
             else:
                 target = getattr(target, attribute)
+    except SystemExit as error:
+        raise WordsError(
+            f"{name}: importing {path} ran the script, which ended it (SystemExit: {error.code}). Put what it runs "
+            'below if __name__ == "__main__": and leave its classes above.'
+        ) from error
     except (ImportError, AttributeError) as error:
         above, _, last = path.rpartition(".")
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == path != package

@@ -13,6 +13,7 @@ from dtrain.build import build, locate, trusting
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
+from dtrain.model import construct
 from dtrain.resolve import resolve
 from dtrain.train import train
 
@@ -203,3 +204,21 @@ def test_a_part_of_ones_own_that_lacks_what_a_run_asks_of_it_is_named(words: str
     plan = resolve(compose([*said, *words.split()]), Cluster(gpus=0, cpus=1))
     with pytest.raises((WordsError, RankFailed), match=re.escape(why)):
         ranks(1, train, plan)
+
+
+def test_a_module_that_runs_as_a_script_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flat_script.py").write_text("import sys\n\nclass Net: ...\n\nsys.exit(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WordsError, match=r"importing flat_script ran the script.*SystemExit: 2.*__main__"):
+        locate("flat_script.Net")
+
+
+def test_a_text_in_the_place_of_a_module_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hollow.py").write_text(
+        "from torch import nn\n\nclass Holder(nn.Module):\n    def __init__(self, encoder):\n"
+        "        super().__init__()\n        self.encoder = encoder\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    part = {"_target_": "hollow.Holder", "encoder": "ae.encoder"}
+    with pytest.raises(WordsError, match=r"model\.encoder=ae\.encoder is a text: .*type model\.encoder\._target_="):
+        construct(part, facts={}, seed=0)

@@ -98,6 +98,8 @@ class Vocabulary:
             if name[0] != "_"
         ]
         by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
+        if "." not in key and not by_leaf and (near := _below(key, ALLOWED)):
+            return f" Did you mean {meaning.valued(near, value)}?"
         fitting = [name for name in by_leaf if constraints.fits(grammar.typed(value), self.allowed(name) or "any")]
         if fitting or by_leaf:
             return meaning.hint(meaning.valued((fitting or by_leaf)[0], value))
@@ -107,6 +109,15 @@ class Vocabulary:
         if having and len({word.split("=")[0] for word in having}) == 1:
             return f" {' or '.join(having[:MOST])} has {having[0].split('=')[0]}.{key}."
         return nearest(key, [*ALLOWED, *HOLDERS, *arguments] if "." in key else [*TOPS, *GROUPS, "recipe"])
+
+
+def _below(key: str, names: Iterable[str]) -> str:
+    """The only one of dotted names whose last part is a part of `key`, as in max_new_tokens; empty if none or several
+    are.
+    """
+    parts = key.split("_")
+    found = [name for name in names if "." in name and len(parts) > 1 and name.rpartition(".")[2] in parts]
+    return found[0] if len(found) == 1 else ""
 
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:

@@ -226,9 +226,10 @@ def _hugging_face(script: Script, made: Collection[ast.Call], own: Collection[st
         elif name in trainers:
             given = _trainer(arguments, name)
             tree["Trainer"] = _merge(tree["Trainer"], given) if "Trainer" in tree else given
-            if not isinstance(arguments.get("model"), str) or isinstance(arguments["model"], Code):
+            place = given.get("model", given.get("args.0"))
+            if not isinstance(place, str) or isinstance(place, Code):
                 continue
-            name, arguments = "model", {"name": arguments["model"]}
+            name, arguments = "model", {"name": place}
         if name in ARGUMENTS and "args.0" in arguments:
             arguments = {"output_dir": arguments.pop("args.0"), **arguments}
         if name in ADAPTERS:

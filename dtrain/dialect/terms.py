@@ -89,7 +89,7 @@ def best(ledger: Ledger, key: str, value: Any) -> None:
         why = f"{name} is computed by code. Type evaluate.metrics=[<it>] {typed}, which keeps <out>/best."
         lacking(why, asked="checkpoint.best")(ledger, key, value)
     else:
-        turns_on(words, "<out>/best has its weights")(ledger, key, value)
+        turns_on(words, "commands take <out>/best for its checkpoint, which is no folder")(ledger, key, value)
 
 
 def of_the_hub(path: str, name: str, split: str) -> str:

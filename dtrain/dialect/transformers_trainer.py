@@ -13,6 +13,8 @@ from dtrain.dialect.terms import CHANGES_LOSS, unknown_optimizer
 
 SECTION = "Trainer"
 """The key of these arguments in the tree."""
+OF_TRL = ("SFTConfig", "DPOConfig")
+"""Arguments of trainers that load the tokenizer beside the model."""
 STOPPING = "EarlyStoppingCallback"
 PLACES = ("early_stopping_patience", "early_stopping_threshold")
 """Its arguments in their order."""
@@ -61,7 +63,7 @@ def trainer_section(ledger: Ledger, t: str) -> None:
     if "model" in ledger.words:
         ledger.settle(unneeded("the call of from_pretrained says it"), f"{SECTION}.model")
     _collator(ledger)
-    _tokenizer(ledger)
+    _tokenizer(ledger, loads=t.startswith(OF_TRL))
     metrics = ledger.words.get("evaluate.metrics")
     ledger.settle(unneeded(f"evaluate.metrics={show(metrics)} is measured"), *METRICS * bool(metrics))
     for name, rule in RULES.items():
@@ -101,10 +103,10 @@ def _collator(ledger: Ledger) -> None:
         ledger.settle(unneeded("rows are padded with the tokenizer of data.tokenizer"), f"{key}.init_args.**")
 
 
-def _tokenizer(ledger: Ledger) -> None:
-    """Name the tokenizer of the model where the Trainer is given one."""
+def _tokenizer(ledger: Ledger, *, loads: bool) -> None:
+    """Name the tokenizer of the model where the Trainer is given one, or `loads` it by the name of the model."""
     name, keys = ledger.words.get("model.name"), ledger.under(f"{SECTION}.processing_class", f"{SECTION}.tokenizer")
-    if keys and name and ledger.words.get("model.task") != "image_classification":
+    if (keys or loads) and name and ledger.words.get("model.task") != "image_classification":
         ledger.command.setdefault("data.tokenizer", name)
 
 
@@ -127,7 +129,10 @@ CALLBACKS = refused("callbacks are not run. Write a hook: hook.mine._target_=<yo
 RULES: Mapping[str, Rule] = table(
     {
         "train_dataset": unneeded("made by code; name the rows by data.path on the command line"),
-        "eval_dataset": unneeded("held-out rows are data.holdout, and further ones evaluate.sets"),
+        "eval_dataset": unneeded(
+            "held-out rows are data.holdout; for these type data.holdout=0 evaluate.sets={dev: {path: <files>}}, whose "
+            "figures are eval_dev_loss and so on: checkpoint.best=eval_dev_loss"
+        ),
         "processing_class tokenizer": unneeded("data.tokenizer names it"),
         "class": refused(
             "its methods are not run, and its loss is its own. Type objective=<word>, objective._target_=<your loss> "

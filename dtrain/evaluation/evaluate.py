@@ -16,7 +16,9 @@ def evaluate(plan: Plan) -> Result:
     began = time.perf_counter()
     with load(plan, judged=True) as (parts, commit):
         if not parts.measured:
-            raise PreflightError("evaluate: nothing is held out. Type data.holdout=0.1, or name held-out data.")
+            raise PreflightError(
+                "evaluate: nothing is held out. Name data that the run has not seen: evaluate.sets.dev.path=dev.jsonl"
+            )
         if parts.mesh.rank == 0 and (sentence := other_data(parts, commit)):
             screen.complain(sentence, begin="note: ")
         metrics = each(

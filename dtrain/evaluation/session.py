@@ -25,6 +25,9 @@ from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.storage import store
 
+PORTIONS = ("holdout", "holdout_part")
+"""The words of data that say how much of it is held out."""
+
 
 @contextmanager
 def load(plan: Plan, *, judged: bool = False) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
@@ -43,22 +46,39 @@ def load(plan: Plan, *, judged: bool = False) -> Iterator[tuple[Parts, Mapping[s
 
 
 def other_data(parts: Parts, commit: Mapping[str, Any]) -> str:
-    """A sentence if the words name the data of the run, and other samples are there than its checkpoint was trained
-    on; else empty.
+    """A sentence if samples that are held out now may have been trained on: the words name the data of the run, and
+    hold out more of it, or its files changed; else empty.
     """
     plan, stream = parts.plan, commit["facts"].get("stream") or {}
-    known, here = stream.get("fingerprint"), parts.source.fingerprint
     where = store.join(str(commit["url"]).split("/checkpoints/")[0], "plan.yaml")
     try:
-        begun = yaml.safe_load(store.read(where)) if known not in (None, here) else None
+        begun = yaml.safe_load(store.read(where))
     except (StoreError, yaml.YAMLError):
         return ""
-    if not isinstance(begun, dict) or begun.get("data") != _words(plan.data):
+    then, now = begun.get("data") if isinstance(begun, dict) else None, _words(plan.data)
+    if not isinstance(then, dict) or _whole(then) != _whole(now):
         return ""
-    return (
-        f"the data changed since step {commit['step']} was trained on it, so other samples are held out than then, of "
-        "which the model may have seen some"
-    )
+    more = [name for name in PORTIONS if _number(now.get(name)) > _number(then.get(name))]
+    if more and parts.heldout is not None:
+        return (
+            f"data.{more[0]}={now[more[0]]}: the run trained with data.{more[0]}={then.get(more[0])}, so it saw rows "
+            "that are held out now. Name others: evaluate.sets.dev.path=dev.jsonl"
+        )
+    if then == now and stream.get("fingerprint") not in (None, parts.source.fingerprint):
+        return (
+            f"the data changed since step {commit['step']} was trained on it, so other samples are held out than then, "
+            "of which the model may have seen some"
+        )
+    return ""
+
+
+def _whole(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of data but for how much of it is held out."""
+    return {name: value for name, value in part.items() if name not in PORTIONS}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _words(part: Any) -> Any:

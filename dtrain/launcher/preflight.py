@@ -169,7 +169,8 @@ def _address(plan: Plan) -> Iterable[str]:
         yield f"launcher.address={address}: {absence}"
 
 
-def _data(plan: Plan) -> Iterable[str]:
+def rows(plan: Plan) -> Iterable[str]:
+    """Problems with the files of all data."""
     yield from files_of("data", plan.data, plan)
     for name, part in plan.evaluate_sets.items():
         yield from files_of(f"evaluate.sets.{name}", part, plan)
@@ -392,7 +393,7 @@ def _resume(plan: Plan) -> Iterable[str]:
         yield f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it."
 
 
-OF_NODE = (_machine, _gpus, limits, _loopback, _data, _packages, _hub)
+OF_NODE = (_machine, _gpus, limits, _loopback, rows, _packages, _hub)
 """Checks of the host on which ranks run."""
 OF_RUN = (_address, _source, teacher.problems, _resume)
 """Checks of the command's host, and of the storage."""

@@ -158,11 +158,11 @@ def takes_freeze(target: Any) -> bool:
 def _constructed(part: Part, target: Any, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     if inspect.isclass(target) and issubclass(target, InitByName):
         with torch.device("meta"):
-            model = _module(build(part))
+            model = _module(build(part), part)
         if not any(buffer.is_meta for buffer in model.buffers()):  # whose values only their own constructor knows
             return model
     torch.manual_seed(seed)
-    model = _module(build(part))
+    model = _module(build(part), part)
     _check_words(model, facts)
     labels.fit(model, facts)
     for module in model.modules():
@@ -288,8 +288,8 @@ def head_of(model: nn.Module) -> nn.Linear | None:
     return None if shared or not set(owners) - listed - own else last
 
 
-def _module(model: Any) -> nn.Module:
-    """Raises WordsError for a model that cannot be trained."""
+def _module(model: Any, part: Part) -> nn.Module:
+    """`model`, as it was built from `part`. Raises WordsError for a model that cannot be trained."""
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
     parameters = dict(model.named_parameters())
@@ -308,9 +308,19 @@ def _module(model: Any) -> nn.Module:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise WordsError(
             f"model: {type(model).__name__} has {'parameters, but none' if parameters else 'no parameter'} that is "
-            "trained (requires_grad)."
+            f"trained (requires_grad).{_as_texts(part)}"
         )
     return model
+
+
+def _as_texts(part: Part) -> str:
+    """A sentence for each argument that is a text with the form of a class's name, and may be meant as its object."""
+    named = {name: value for name, value in part.items() if name[0] != "_" and isinstance(value, str)}
+    return "".join(
+        f" model.{name}={value} is a text: for an object of a class type model.{name}._target_={value} in its place."
+        for name, value in named.items()
+        if "." in value and all(each.isidentifier() for each in value.split("."))
+    )
 
 
 def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:

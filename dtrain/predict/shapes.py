@@ -228,7 +228,7 @@ class Shapes:
     forward changes `moving` (pairs of is_floating and bytes, one per type); `tables` shared by all blocks; `sample`, of
     which `inputs` are model inputs; and the output that the model `returns` for it. `unknown`: why activations and work
     are not known, or empty. `teacher`: the blocks of the model that the objective compares with, if it is another one.
-    `saved_buffers`: their number.
+    `saved_buffers`: their number. `refused`: a sentence about the data that would stop the run.
     """
 
     blocks: tuple[Block, ...]
@@ -243,6 +243,7 @@ class Shapes:
     unknown: str = ""
     teacher: tuple[Block, ...] = ()
     saved_buffers: int = 0
+    refused: str = ""
 
     @property
     def parameters(self) -> int:

@@ -11,6 +11,7 @@ from dtrain.errors import WordsError, nearest
 from dtrain.planned import Part
 from dtrain.resolve.declared import figures, may_have
 from dtrain.resolve.ranks import choose
+from dtrain.resolve.sets import is_of_a_set, measured_on
 
 DECODED = "decoder_input_ids"
 PARTS = ("remat", "model", "adapter", "schedule")
@@ -217,12 +218,11 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
             f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}"
         )
     holdouts = {name: value for name, value in config.data.items() if name.startswith("holdout")}
-    if best is not None and best.startswith(tuple(f"eval_{name}_" for name in draft["evaluate_sets"])):
+    if best is not None and is_of_a_set(best, draft["evaluate_sets"]):
         holdouts = {}
     if best in {**measured, **averaged} and holdouts and not any(holdouts.values()):
-        raise WordsError(
-            f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(holdouts))}=0.1."
-        )
+        typed = measured_on("checkpoint.best", str(best), draft["evaluate_sets"], holdouts)
+        raise WordsError(f"checkpoint.best={best}: nothing is held out to measure it on. Type {typed}.")
     if best is not None and best_is is None and best not in known:
         raise WordsError(
             f"checkpoint.best={best}: neither the objective nor a hook says whether its lowest or highest value is the "

@@ -3,7 +3,7 @@ the run with other arguments, or another word of `data` with its own.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
@@ -48,6 +48,21 @@ def measured(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         best |= {figure.replace("eval_", f"eval_{name}_", 1): which for figure, which in known.items()}
     facts = {**about(objective), "figures": best}
     return {"evaluate_sets": sets, "objective": {**objective, "_about_": facts} if sets else objective}
+
+
+def is_of_a_set(figure: str, sets: Iterable[str]) -> bool:
+    """Whether an evaluation of one of these sets has the figure, such as eval_dev_loss or eval_ema_dev_loss."""
+    return figure.removeprefix("eval_").removeprefix("ema_").startswith(tuple(f"{name}_" for name in sets))
+
+
+def measured_on(key: str, figure: str, sets: Iterable[str], data: Mapping[str, Any]) -> str:
+    """The words by which a figure of held-out samples is measured where nothing of `data` is held out: the figure of a
+    set, which leaves the training samples alone; without a set, a part of the data.
+    """
+    begin = "eval_ema_" if figure.startswith("eval_ema_") else "eval_"
+    for name in sets:
+        return f"{key}={figure.replace(begin, f'{begin}{name}_', 1)}"
+    return f"data.{next(name for name in data if name.startswith('holdout'))}=0.1"
 
 
 def _part(key: str, given: Any, data: Part, config: Config, problems: list[str]) -> Part:

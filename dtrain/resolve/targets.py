@@ -133,4 +133,6 @@ def _judge(
         yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
     for name in takes.required if not unasked and not hidden and not called else ():
         if name not in names | passed:
-            yield f"{subject} needs {name}. Type {path}.{name}=<value>."
+            plain = f"{path}.{name}=<value>"
+            made = "" if takes.allowed.get(name) else f", or {path}.{name}._target_=<its class> for an object"
+            yield f"{subject} needs {name}. Type {plain}{made}."

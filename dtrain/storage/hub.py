@@ -7,7 +7,7 @@ would retry for a minute or more.
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -39,8 +39,10 @@ class _Asking:
         execute = spec.loader.exec_module
 
         def ask_first(module: ModuleType) -> None:
-            _ask()
+            note = _ask()
             execute(module)
+            if note:
+                _tell_when_needed(note)
 
         vars(spec.loader)["exec_module"] = ask_first
         return spec
@@ -169,16 +171,36 @@ def look_for(url: str) -> None:
         raise PreflightError(f"{url} cannot be read from the Hugging Face hub: {reason}{_not_here(name)}.")
 
 
-def _ask() -> None:
+def _ask() -> str:
+    """Work offline if the hub does not answer and the user has not chosen. Returns a note about that, else an empty
+    text.
+    """
     from dtrain.storage.answering import silence  # the modules of TLS and HTTP
 
     url = os.environ.get("HF_ENDPOINT", HUB)
     if any(name in os.environ for name in OFFLINE) or not (why := silence(url)):
-        return
+        return ""
     os.environ[OFFLINE[0]] = "1"
-    if os.environ.get("RANK", "0") == "0":
-        message = (
-            f"{url} does not answer ({why}): what is not in the cache of this machine cannot be loaded. "
-            f"{OFFLINE[0]}=0 leaves the waiting to its client."
-        )
-        screen.complain(message, begin="note: ")
+    return (
+        f"{url} does not answer ({why}), so only what is in the cache of this machine is loaded. To let the client of "
+        f"the hub try and wait, set {OFFLINE[0]}=0."
+    )
+
+
+def _tell_when_needed(note: str) -> None:
+    """Print the note when the client first lacks a file for want of a network: many packages import it and use none."""
+    from huggingface_hub import errors
+
+    told = list[str]()
+    for kind in (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        vars(errors)[kind.__name__].__init__ = _telling(kind.__init__, note, told)
+
+
+def _telling(begin: Callable[..., None], note: str, told: list[str]) -> Callable[..., None]:
+    def tell(error: Exception, *arguments: Any, **named: Any) -> None:
+        if not told and os.environ.get("RANK", "0") == "0":
+            told.append(note)
+            screen.complain(note, begin="note: ")
+        begin(error, *arguments, **named)
+
+    return tell

@@ -15,6 +15,7 @@ from dtrain.config.word import cut, spelling
 from dtrain.errors import WordsError, nearest
 from dtrain.planned import Plan
 from dtrain.resolve.declared import states_figures
+from dtrain.resolve.sets import is_of_a_set, measured_on
 from dtrain.secrets import screen
 from dtrain.sweep import space
 from dtrain.sweep.space import Axis, Choices, Interval
@@ -232,6 +233,7 @@ def _of_metrics(
     stated = {"loss": "lowest", **{name: which for name, which in typed.items() if name}, **plan.decided()["figures"]}
     if config.ema:
         stated |= {name.replace("eval_", "eval_ema_", 1): which for name, which in stated.items() if name != "loss"}
+    sets = config.evaluate.sets
     all_known = all(states_figures(part) for part in (config.objective, *config.hook.values()))
     if wrong := [goal for goal in goals if goal not in GOALS]:
         problems.append(f"sweep.goal={cut(str(wrong[0]))}: allowed: min, max. Type sweep.goal=min.")
@@ -242,11 +244,10 @@ def _of_metrics(
         known = {"lowest": "min", "highest": "max"}.get(str(stated.get(metric)))
         if known is None and all_known:
             problems.append(f"sweep.metric={cut(metric)}: no job writes this figure.{nearest(metric, stated)}")
-        elif metric.startswith("eval_") and _is_held_out(config) is False:
-            name = next(name for name in config.data if name.startswith("holdout"))
+        elif metric.startswith("eval_") and _is_held_out(config) is False and not is_of_a_set(metric, sets):
+            typed = measured_on("sweep.metric", metric, sets, config.data)
             problems.append(
-                f"sweep.metric={cut(metric)}: nothing is held out to measure it on. Type data.{name}=0.1, or "
-                "sweep.metric=loss."
+                f"sweep.metric={cut(metric)}: nothing is held out to measure it on. Type {typed}, or sweep.metric=loss."
             )
         elif known is None and goal is None:
             problems.append(

@@ -14,6 +14,8 @@ from dtrain.storage import store
 
 SEPARATOR = b"\0"
 """The token between documents of the byte tokenizer."""
+UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
+"""The text of a token that is no byte."""
 LARGEST = 1 << 28
 """Largest size of a tokenizer.json, in bytes; one with a vocabulary of 256,000 has 33 MB."""
 SLOWEST = 1 << 16
@@ -49,7 +51,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """Tokens are bytes; 0 separates documents."""
+    """Tokens are bytes; 0 separates documents. Other tokens, which a model of more may give, are no text."""
 
     vocab, name = 256, "bytes"
     specials: Mapping[str, int] = {}
@@ -61,7 +63,8 @@ class Bytes:
         return [np.frombuffer(text, np.uint8) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).replace(SEPARATOR, b"\n").decode(errors="replace")
+        known = b"".join(bytes([token]) if token < self.vocab else UNKNOWN for token in tokens)
+        return known.replace(SEPARATOR, b"\n").decode(errors="replace")
 
 
 class Vocabulary:

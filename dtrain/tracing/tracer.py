@@ -33,7 +33,7 @@ from dtrain.build import build
 from dtrain.config import environment
 from dtrain.config.facts import about
 from dtrain.data.stream import as_source
-from dtrain.errors import DtrainError, WordsError, first_line
+from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
 from dtrain.loop.step import call
 from dtrain.model import blocks, construct, saved_buffers
@@ -54,6 +54,7 @@ from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
 # the stack of an operator that fails without memory; the plan says which line of the model called it
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 
+UNREAD = "the data cannot be read here"
 FAILURES = Exception, SystemExit
 """Whatever code of others raises; it may also end the process."""
 VALUE_ERRORS = (DataDependentOutputException, GuardOnDataDependentSymNode)
@@ -67,20 +68,20 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
     If the forward fails, or the data is missing, `Shapes.unknown` gives the reason. A model that cannot be built is
     such a reason in a plan for another machine; in one for this machine it raises WordsError.
     """
-    one, facts, unknown = _first(plan)
+    one, facts, unknown, refused = _first(plan)
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
         try:
             model = _built(plan, facts, fake)
         except DtrainError:
             if unknown and "auto" in plan.model.values():  # the data would decide these arguments
-                return Shapes((), 0, 0, 0, 0, 1, unknown=unknown), None
+                return Shapes((), 0, 0, 0, 0, 1, unknown=unknown, refused=refused), None
             raise
         except FAILURES as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
-            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why), None
+            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why, refused=refused), None
         defer(model, chunk_asked(build(plan.objective, Objective)))
         _lower(model, plan, real=real)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
@@ -96,7 +97,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         runs(parts), sum(each.nbytes for each in model.buffers()),
         _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
         sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
-        saved_buffers=len(before),
+        saved_buffers=len(before), refused=refused,
     )  # fmt: skip
     return shapes, model
 
@@ -172,15 +173,21 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
     return model
 
 
-def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
-    """(a sample with real values, facts about the data, why there is no sample or an empty text)."""
+def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str, str]:
+    """(a sample with real values, facts about the data, why there is no sample, what would stop a run); the last two
+    may be empty.
+    """
     try:
         source = prepared(build(plan.objective, Objective), as_source(build(plan.data)), plan.seed)
-        return source.take(np.array([0]), np.array([0])), source.facts, ""
+        return source.take(np.array([0]), np.array([0])), source.facts, "", ""
     except WordsError:
         raise
+    except StoreError as error:
+        return {}, {}, f"{UNREAD}: {_why(error)}", ""
+    except PreflightError as error:
+        return {}, {}, UNREAD, " ".join(error.problems)
     except FAILURES as error:
-        return {}, {}, f"the data cannot be read here: {_why(error)}"
+        return {}, {}, f"{UNREAD}: {_why(error)}", ""
 
 
 def _takes_two(model: nn.Module, objective: Objective, precision: Precision, batch: Any) -> bool:

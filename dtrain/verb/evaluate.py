@@ -26,6 +26,7 @@ from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
 from dtrain.storage import lease, store
 from dtrain.storage.jsonl import Journal
+from dtrain.verb import untrained
 from dtrain.verb.train import figure
 
 HARNESS = "lm_eval"
@@ -91,25 +92,42 @@ def look_back(
     `check` is called with the plan before ranks start. Everything but the mesh is taken from the run. Raises WordsError
     if no run is named, StoreError if it does not exist.
     """
-    key = "out" if value_of(words, "out") else "init"
-    named = value_of(words, key)
-    if not named:
-        raise WordsError("which run? Type out=<the run>, or init=<the URL of a checkpoint>.")
-    source = run_at(words, named)
-    if not store.children(source):
-        raise StoreError.during("find a checkpoint at", source, "nothing is there")
-    root = source.split("/checkpoints/")[0]
-    run = root if store.exists(store.join(root, "config.yaml")) else None
+    verb = loop.split(".")[2].replace("benchmark", "evaluate as=lm_eval")
+    words, run, weights = _read(words, verb)
     cluster = detect()
-    key = "init" if source != root else key
-    places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
-    config = compose([*words, *places], run=run)
+    config = compose(words, run=run)
     with zygote.kept():
         plan = resolve(replace(config, loop=default("loop")), cluster, apart.shapes_of).with_loop(loop)
-        plan = replace(plan, init=config.init)  # not the weights that the model of the run began with
+        plan = replace(plan, init=weights or config.init)  # not the weights that the model of the run began with
         if is_first(plan, cluster):
             check(plan)
         if plan.world > 1 and is_first(plan, cluster) and not is_rank(plan, cluster):
             zygote.begin()
         result: Result = build(plan.launcher).launch(plan)
     return plan, result if is_first(plan, cluster) else None
+
+
+def _read(words: Sequence[str], verb: str) -> tuple[list[str], str | None, str | None]:
+    """The words with the places of what they name, its run if there is one, and the weights of a model that none has
+    trained. Raises WordsError and StoreError.
+    """
+    key = "out" if value_of(words, "out") else "init"
+    named, weights = value_of(words, key), untrained.place_of(words)
+    if weights and not value_of(words, "init") and not (named and store.children(run_at(words, named))):
+        return untrained.with_tokenizer(words, weights), None, weights
+    if not named:
+        raise WordsError(
+            "which run? Type out=<the run>, init=<the URL of a checkpoint>, or model=hf model.name=<a folder of "
+            "transformers>."
+        )
+    source = run_at(words, named)
+    if untrained.is_folder(source):
+        untrained.check(words, verb, key, source)
+        return untrained.with_tokenizer(words, source), None, None
+    if not store.children(source):
+        raise StoreError.during("find a checkpoint at", source, "nothing is there")
+    root = source.split("/checkpoints/")[0]
+    run = root if store.exists(store.join(root, "config.yaml")) else None
+    key = "init" if source != root else key
+    places = [f"out={text(root)}"] * (key == "init") + [f"{key}={text(source)}"] * (source != named)
+    return [*words, *places], run, None

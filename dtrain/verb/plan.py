@@ -75,8 +75,9 @@ def run(words: Sequence[str]) -> int:
             )
         )
         return 0
-    unmet = [*requires.unmet(config, cluster), *_lacking(plan)]
-    missing = [("not here", screen.on_one_line(sentence)) for sentence in unmet]
+    refused = [secrets.masked(prediction.shapes.refused)] * bool(prediction.shapes.refused)
+    unmet = [*requires.unmet(config, cluster), *_lacking(plan), *refused]
+    missing = [("not here", screen.on_one_line(sentence)) for sentence in dict.fromkeys(unmet)]
     code = [("code", sentence) for sentence in commands_in(config)]
     screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing, *code]))
     if not prediction.fits:
@@ -111,12 +112,19 @@ def _absent(plan: Plan) -> Iterator[str]:
 
 
 def _lacking(plan: Plan) -> list[str]:
-    """Problems of the checkpoint that a run on this machine begins with, which the plan itself does not need."""
-    if not (plan.init or plan.fork) or "cluster" not in plan.why:
+    """Problems that would stop a run on this machine, which the plan itself does not need: of its rows, and of the
+    checkpoint that it begins with.
+    """
+    if "cluster" not in plan.why or fact(plan.launcher, "where") == "elsewhere":
+        return []
+    paths = [part.get(name) for part in (plan.data, *plan.evaluate_sets.values()) for name in ("path", "holdout_path")]
+    given = [path for path in paths if path not in (None, "stdlib")]
+    is_here = bool(given) and all(isinstance(path, str) and store.is_local(path) for path in given)
+    if not (is_here or plan.init or plan.fork):
         return []
     from dtrain.launcher import preflight  # it reads weights of others
 
-    return preflight.begins(plan)
+    return [*(preflight.rows(plan) if is_here else ()), *(preflight.begins(plan) if plan.init or plan.fork else [])]
 
 
 def _sweep(words: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ DIGITS = "9" * 400
     ("words", "message"),
     [
         (["steps=${"], "steps='${' (command line): ${ begins a reference"), (["model.layers=${x"], "${ begins a reference"), (["data.path=a${b:"], "${ begins a reference"),
+        (["max_new_tokens=5"], "there is no word max_new_tokens. Did you mean generate.tokens=5?"),
         (["steps=1e3"], "steps=1e3 (command line): steps is an integer >= 1, in steps. Type steps=1000."),
         (["generate.prompt=${", "seed=x"], "seed is an integer"), (["loop=null"], "loop is text"), (["loop=[]"], "loop is text"), (["loop={a:1}"], "loop is text"),
         ([f"seed={DIGITS}"], "seed is an integer"), ([f"optim.lr={DIGITS}"], "optim.lr is a number"), ([f"optim.betas=[{DIGITS},0.9]"], "optim.betas is"), ([f"evaluate.every=-{DIGITS}"], "evaluate.every"),

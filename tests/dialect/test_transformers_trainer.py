@@ -158,3 +158,15 @@ def test_no_line_contradicts_another(
     read = headed(tmp_path, ", num_labels=2", given, of_args)
     assert {*read.told("refused")} == {refused} - {""}
     assert {word: {**read.command, **read.words}.get(word) for word in words} == words
+
+
+def test_a_trainer_of_trl_loads_model_and_tokenizer_by_the_name_in_its_first_place(tmp_path: Path) -> None:
+    path = tmp_path / "sft.py"
+    path.write_text(
+        "from trl import SFTConfig, SFTTrainer\nSFTTrainer('org/tiny', args=SFTConfig('o', max_steps=3), "
+        "train_dataset=rows, eval_dataset=dev)\n"
+    )
+    read = imported(path)
+    assert (read.words["model"], read.words["model.name"]) == ("hf", "org/tiny")
+    assert "Trainer.model" not in read.told("refused")
+    assert read.ledger.command["data.tokenizer"] == "org/tiny"

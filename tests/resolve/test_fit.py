@@ -95,6 +95,16 @@ def test_an_objective_of_your_own_has_its_name_in_messages() -> None:
         ((*CLASSES, "checkpoint.best=eval_loss"), "lowest"),
         ((*CLASSES, "checkpoint.best=eval_accuracy"), "highest"),
         ((*CLASSES, "checkpoint.best=eval_ema_accuracy", "ema=0.9"), "highest"),
+        (
+            (
+                *CLASSES,
+                "checkpoint.best=eval_ema_dev_accuracy",
+                "ema=0.9",
+                "data.holdout_part=0",
+                "evaluate.sets={dev: {seed: 2}}",
+            ),
+            "highest",
+        ),
         ((*OWN, "checkpoint.best=eval_f1", "checkpoint.best_is=highest"), "highest"),
         ((*OWN, "checkpoint.best=eval_loss"), "lowest"),
         ((*DERIVED, "checkpoint.best=eval_f1"), "highest"),
@@ -123,6 +133,20 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
             "nothing is held out to measure it on. Type data.holdout=0.1.",
         ),
         ((*CLASSES, "checkpoint.best=eval_accuracy", "data.holdout_part=0"), "Type data.holdout_part=0.1."),
+        (
+            (*CLASSES, "checkpoint.best=eval_accuracy", "data.holdout_part=0", "evaluate.sets={dev: {seed: 2}}"),
+            "Type checkpoint.best=eval_dev_accuracy.",
+        ),
+        (
+            (
+                *CLASSES,
+                "checkpoint.best=eval_ema_loss",
+                "ema=0.9",
+                "data.holdout_part=0",
+                "evaluate.sets={dev: {seed: 2}}",
+            ),
+            "Type checkpoint.best=eval_ema_dev_loss.",
+        ),
     ],
 )
 def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], message: str) -> None:

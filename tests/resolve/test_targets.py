@@ -22,7 +22,10 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (MINE, "data.dataset._target_=minepkg.Faces needs root. Type data.dataset.root=<value>."),
+        (
+            MINE,
+            "data.dataset._target_=minepkg.Faces needs root. Type data.dataset.root=<value>, or data.dataset.root._target_=",
+        ),
         ((*MINE, "data.dataset.rot=/x", "data.dataset.root=/x"), "Did you mean data.dataset.root?"),
         (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,in_features:1}"),

@@ -23,6 +23,7 @@ from dtrain.storage import answering, hub
 
 DEADLINE = 300
 CLIENT = "from dtrain.storage import hub\nhub.watch()\nfrom huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)"
+USE = "\nfrom huggingface_hub import errors\ntry: raise errors.LocalEntryNotFoundError('x')\nexcept Exception: pass"
 
 
 @contextmanager
@@ -108,22 +109,24 @@ def test_a_proxy_is_asked_in_its_place(closed: str, monkeypatch: pytest.MonkeyPa
         assert answering.silence(closed.replace("http", "https")) == "Connection refused"
 
 
-def offline(**environ: str) -> bool:
+def offline(use: str = USE, **environ: str) -> bool:
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT],
+        [sys.executable, "-c", CLIENT + use],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
         check=True,
     )
-    assert ("does not answer" in done.stderr) == ("True" in done.stdout and "HF_HUB_OFFLINE" not in environ)
+    is_told = bool(use) and "True" in done.stdout and "HF_HUB_OFFLINE" not in environ
+    assert ("does not answer" in done.stderr) == is_told
     return "True" in done.stdout
 
 
 def test_the_client_is_offline_where_nothing_answers_unless_the_user_has_chosen(closed: str) -> None:
     pytest.importorskip("huggingface_hub")
     assert offline(HF_ENDPOINT=closed)
+    assert offline(use="", HF_ENDPOINT=closed), "what only imports the client is told nothing"
     assert not offline(HF_ENDPOINT=closed, HF_HUB_OFFLINE="0")
     with taking(answer) as url:
         assert not offline(HF_ENDPOINT=url)
@@ -177,7 +180,8 @@ def test_a_run_whose_samples_are_counted_tells_once_that_nothing_answers(closed:
     pytest.importorskip("huggingface_hub")
     (tmp_path / "mine.py").write_text(
         "import huggingface_hub, torch\n\nclass Net(torch.nn.Linear): ...\n\nclass Rows(list): ...\n\n"
-        "def rows(): return Rows([(torch.ones(4), 1)] * 8)\n"
+        "def rows():\n    try: huggingface_hub.hf_hub_download('org/x', 'y')\n    except Exception: pass\n"
+        "    return Rows([(torch.ones(4), 1)] * 8)\n"
     )
     words = ["model._target_=mine.Net", "model.in_features=4", "model.out_features=2", "data=dataset", "trust=[mine]"]
     words += ["data.dataset._target_=mine.rows", "objective=classification", "epochs=1", "hook=[]", "logger=[]"]
@@ -219,7 +223,7 @@ def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
         code, printed = planned(url)
         assert code == 0 and "does not answer" not in printed, printed
     code, printed = planned(url)
-    assert code == 0 and "does not answer" in printed, printed
+    assert code == 0 and "does not answer" not in printed, "the cache has it"
 
 
 def test_a_folder_that_is_gone_is_told_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

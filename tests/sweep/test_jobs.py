@@ -123,6 +123,8 @@ def test_a_list_that_cannot_be_read_is_no_text_beside_other_words_of_several_val
         (["seed=0,1", "sweep.search=nsga2", "sweep.trials=2"], "sweep.search=nsga2 has 2 of them, not 1"),
         (["seed=0,1", "sweep.search=nsga2", "sweep.metric=[loss,loss]", "sweep.trials=2"], "nsga2 has 2 of them, not 1"),
         (["seed=0,1", "sweep.metric=eval_loss", "data.holdout_part=0"], "nothing is held out"),
+        (["seed=0,1", "sweep.metric=eval_loss", "data.holdout_part=0", "evaluate.sets.dev.seed=2"],
+         "Type sweep.metric=eval_dev_loss, or sweep.metric=loss."),
         (["seed=0,1", "sweep.goal=low"], "sweep.goal=low: allowed: min, max"),
         (["seed=0,1", "sweep.goal=max"], "the best eval_loss is the lowest"),
         (["seed=0,1", "sweep.goal=[min,min]"], "2 for 1 metrics"),

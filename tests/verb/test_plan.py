@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat import talks
 from commands import COMMAND, Forked
 
 from dtrain import tracing
@@ -277,3 +278,14 @@ def test_parts_that_are_not_here_are_refused_without_torch(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and sentence in done.stderr
     assert ("Did you mean ./llama?" in done.stderr) == ("model=hf" in words)
+
+
+def test_data_that_would_stop_the_run_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talks.write(tmp_path / "rows.jsonl", talks.talks())
+    words = ["data=chat", f"data.path={tmp_path}/rows.jsonl", f"data.tokenizer={talks.tokenizer(tmp_path / 'tk')}"]
+    small = ["data.sequence=8", "model.vocab=400", "model.width=32", "model.heads=2", f"data.cache={tmp_path}"]
+    assert main(["plan", *words, *small]) == 0
+    shown = capsys.readouterr().out
+    assert "not here    data.path" in shown, shown
+    assert "data.sequence=" in shown.partition("not here")[2]
+    assert "PreflightError" not in shown

@@ -54,6 +54,7 @@ def load(*, name: str, task: str, weights: str, config: Mapping[str, Any], head:
             "type model._target_=<package.Class> trust=[<package>]."
         )
     _check_sizes(name, described)
+    _check_kernels(name, described)
     _check_entries(kind, there, config)
     try:
         built = transformers.AutoConfig.for_model(kind, **described)
@@ -114,6 +115,18 @@ def _check_sizes(name: str, described: Mapping[str, Any]) -> None:
             raise WordsError(
                 f"model.name={name}: {key}={value} in config.json or model.config: at most {MOST_LAYERS} layers can be "
                 "built."
+            )
+
+
+def _check_kernels(name: str, described: Mapping[str, Any]) -> None:
+    """Raises WordsError for an attention that transformers would download as code, such as org/kernel."""
+    for key, value in described.items():
+        if isinstance(value, dict):
+            _check_kernels(name, value)
+        elif "attn_implementation" in key and ("/" in str(value) or ":" in str(value)):
+            raise WordsError(
+                f"model.name={name}: {key}={value} in config.json or model.config is code that would be downloaded. "
+                "Type model.config={attn_implementation: sdpa}."
             )
 
 

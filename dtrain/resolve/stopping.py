@@ -7,6 +7,7 @@ from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve.declared import figures, may_have
+from dtrain.resolve.sets import is_of_a_set, measured_on
 
 
 def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,9 +21,10 @@ def early(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     subject = f"stop.metric={asked.metric}"
     is_best = _direction(config, draft, known)
     held = {name: value for name, value in config.data.items() if name.startswith("holdout")}
-    is_of_a_set = asked.metric.startswith(tuple(f"eval_{name}_" for name in draft["evaluate_sets"]))
-    if held and not is_of_a_set and not any(held.values()):
-        raise WordsError(f"{subject}: nothing is held out to measure it on. Type data.{next(iter(held))}=0.1.")
+    sets = draft["evaluate_sets"]
+    if held and not is_of_a_set(asked.metric, sets) and not any(held.values()):
+        typed = measured_on("stop.metric", asked.metric, sets, config.data)
+        raise WordsError(f"{subject}: nothing is held out to measure it on. Type {typed}.")
     if not config.evaluate.every:
         raise WordsError(
             f"{subject}: evaluate.every=0 leaves one evaluation, after the last step. Type evaluate.every=<steps>."

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from dtrain.errors import PreflightError
-from dtrain.storage import store
+from dtrain.storage import store, web
 from dtrain.storage.rowfile import SUFFIXES as TABLES
 from dtrain.storage.rowfile import Reader
 
@@ -29,6 +30,8 @@ STREAMS = 16
 ROWS = 4096
 CLASSES = 1_000_000
 """The most classes, so that a number that is no class makes no output of the model."""
+REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""Schemes that the rows of a table elsewhere may name."""
 Entry = tuple[str, int, int, int]
 """Path below the root, bytes, time in ns or 0, class."""
 
@@ -44,8 +47,27 @@ def root_of(path: str) -> str:
 
 
 def url_of(root: str, name: str) -> str:
-    """Where a file is."""
+    """Where a file is. Raises PreflightError if rows name what they may not: their writer need not be who trains."""
+    if reason := _refusal(root, name):
+        raise PreflightError(
+            f"data.path: a row at {shown(root)} names {shown(name)}, which {reason}. Name images beside the table, or "
+            "by public URLs."
+        )
     return name if name.startswith("/") or "://" in name else store.join(root, name)
+
+
+def _refusal(root: str, name: str) -> str:
+    """Why a row at `root` may not name this place; empty if it may. A table on this machine names any file of it."""
+    scheme, _, rest = name.partition("://")
+    if "::" in name:
+        return "opens one address through another"
+    if store.is_local(root) or not (rest or name.startswith(("/", "~")) or ".." in name.split("/")):
+        return ""
+    if scheme.lower() not in REACHABLE:
+        return "is not of its storage"
+    same = urlsplit(name).netloc == urlsplit(root).netloc
+    inside = scheme.lower() in ("http", "https") and not same and web.is_inside(urlsplit(name).hostname or "")
+    return "is of this machine or its network" if inside else ""
 
 
 def shown(name: str) -> str:

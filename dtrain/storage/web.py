@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 SILENCE_SECONDS = 60.0
@@ -85,3 +85,15 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address in ipaddress.ip_network("64:ff9b::/96"):
         inner = ipaddress.ip_address(int(address) & 0xFFFFFFFF)
     return is_public(inner) if inner else address.is_global and not address.is_multicast
+
+
+@cache
+def is_inside(host: str) -> bool:
+    """Whether a host is this machine or in a private network, by its address or, of a name that resolves, by all of its
+    addresses.
+    """
+    try:
+        found = {_address(str(each[4][0])) for each in socket.getaddrinfo(host or "localhost", None)}
+    except (OSError, ValueError):
+        return "." not in host
+    return not all(map(is_public, found))

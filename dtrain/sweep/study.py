@@ -245,9 +245,9 @@ def _of_metrics(
         if known is None and all_known:
             problems.append(f"sweep.metric={cut(metric)}: no job writes this figure.{nearest(metric, stated)}")
         elif metric.startswith("eval_") and _is_held_out(config) is False and not is_of_a_set(metric, sets):
-            typed = measured_on("sweep.metric", metric, sets, config.data)
+            words = measured_on("sweep.metric", metric, sets, config.data)
             problems.append(
-                f"sweep.metric={cut(metric)}: nothing is held out to measure it on. Type {typed}, or sweep.metric=loss."
+                f"sweep.metric={cut(metric)}: nothing is held out to measure it on. Type {words}, or sweep.metric=loss."
             )
         elif known is None and goal is None:
             problems.append(

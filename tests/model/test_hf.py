@@ -199,3 +199,10 @@ def test_offline_the_cache_of_the_hub_is_enough_for_a_plan(folder: Path, tmp_pat
 def test_its_own_words_are_checked_before_anything(tmp_path: Path) -> None:
     with pytest.raises(DtrainError, match=r"model\.task"):
         dtrain.plan(*SMALL, "model.name=x", "model.task=chat")
+
+
+def test_an_attention_that_would_be_downloaded_is_refused(tmp_path: Path) -> None:
+    described = {"model_type": "llama", "hidden_size": 16, "text_config": {"_attn_implementation": "evil/kernel"}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(WordsError, match="is code that would be downloaded"):
+        load(name=str(tmp_path), task="causal_lm", weights="random", config={})

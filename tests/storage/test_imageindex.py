@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from data.drawn import encoded, folder
 
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, PreflightError
 from dtrain.storage import imagefiles, imageindex
+from dtrain.storage.imagefiles import url_of
 from dtrain.storage.imageindex import Images
 
 
@@ -222,3 +223,25 @@ def test_images_elsewhere_are_listed_and_read_by_their_urls(tmp_path: Path) -> N
     with pytest.raises(DtrainError, match=r"rose/0.jpg cannot be read any more"):
         images.read(np.arange(9))
     assert len(opened(url, tmp_path)) == 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reference::http://evil.example.org/refs.json", "simplecache::file:///etc/passwd", "/etc/passwd", "~/.ssh/id_rsa", "../../private.png",
+        "file:///etc/passwd", "local:///etc/passwd", "sftp://host/a.png", "github://org:repo@/a.png", "http://169.254.169.254/latest/a.png",
+        "http://127.0.0.2/a.png", "http://localhost:8080/a.png", "http://[::1]/a.png",
+    ],
+)  # fmt: skip
+def test_rows_of_a_table_elsewhere_open_no_file_of_this_machine_nor_of_its_network(name: str) -> None:
+    with pytest.raises(PreflightError, match="a row at http"):
+        url_of("http://93.184.216.34", name)
+
+
+def test_rows_of_a_table_name_images_beside_it_or_at_plain_urls() -> None:
+    assert url_of("s3://bucket/set", "a/1.png") == "s3://bucket/set/a/1.png"
+    assert url_of("http://127.0.0.1:80/set", "http://127.0.0.1:80/a.png") == "http://127.0.0.1:80/a.png"
+    assert url_of("http://127.0.0.1/set", "https://93.184.216.34/a.png") == "https://93.184.216.34/a.png"
+    assert url_of("set", "/data/a.png") == "/data/a.png"
+    with pytest.raises(PreflightError, match="one address through another"):
+        url_of("set", "reference::http://evil.example.org/refs.json")

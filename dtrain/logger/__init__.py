@@ -5,7 +5,7 @@ A class that derives from `Logger` says what it wants: what it leaves out does n
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Facts:
     """A local file of events: evaluations, samples of text, checkpoints."""
 
 
-class Logger(Protocol):
+class Logger:
+    """The protocol. Rank 0 builds a logger with `out` and `steps`, and calls each method."""
+
     def begin(self, facts: Facts) -> None:
         """The run begins, or goes on."""
 

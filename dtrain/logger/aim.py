@@ -20,7 +20,9 @@ class Aim(Tracker):
 
         if self._run is not None:
             self._run.close()
-        known = run.known.get("hash") or self._found(run)
+        known = run.known.get("hash")  # which aim chooses
+        if not (self.repo or "").startswith("aim://"):
+            aim.Repo.from_path(self.repo or ".", init=True)
         self._run = aim.Run(
             known, repo=self.repo, experiment=self.experiment, force_resume=known is not None,
             system_tracking_interval=None, log_system_params=False, capture_terminal_logs=False,
@@ -28,7 +30,7 @@ class Aim(Tracker):
         self._run["dtrain"] = run.id
         run.known["hash"] = self._run.hash
         self._run.name = run.name
-        self._run["settings"], self._run["group"], self._run["out"] = nested(run.settings), run.group, run.out
+        self._run["config"], self._run["group"] = run.config, run.group
         for tag in run.tags:
             self._run.add_tag(tag)
         steps = self._run.get_metric("step", Context({}))
@@ -54,12 +56,3 @@ class Aim(Tracker):
         self._run.close()
         self._run = None
         return ""
-
-    def _found(self, run: Run) -> str | None:
-        """The hash of a run that was created before a kill; aim chooses it."""
-        import aim
-
-        if self.repo and not self.repo.startswith("aim://") and not aim.Repo.exists(self.repo):
-            aim.Repo.from_path(self.repo, init=True)
-        found = aim.Repo.from_path(self.repo) if self.repo else aim.Repo.default_repo(init=True)
-        return next((each.hash for each in found.iter_runs() if each.get("dtrain") == run.id), None)

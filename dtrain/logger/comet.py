@@ -1,6 +1,7 @@
 """Comet, by its own client. Offline, its archives are under <out>/comet until `comet upload` sends them."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,11 @@ class Comet(Tracker):
     _run: Run | None = field(default=None, init=False)
     _last: int = field(default=0, init=False)
 
+    def lacks(self) -> str:
+        if self.mode == "offline" or os.environ.get("COMET_API_KEY") or Path("~/.comet.config").expanduser().exists():
+            return ""
+        return "it has no key. Set COMET_API_KEY, type comet login, or logger.comet.mode=offline to send later."
+
     def connect(self, run: Run) -> int:
         import comet_ml
 
@@ -39,10 +45,10 @@ class Comet(Tracker):
         )  # fmt: skip
         self._client = comet_ml.start(
             project_name=self.project, workspace=self.workspace, experiment_key=key, online=is_online,
-            mode="get_or_create", init_params=dict(run.settings), experiment_config=config,
+            mode="get_or_create", experiment_config=config,
         )  # fmt: skip
-        self._client.log_parameters(dict(run.settings))
-        self._client.log_others({"out": run.out, "group": run.group})
+        self._client.log_parameters(run.flat)
+        self._client.log_other("group", run.group)
         self._run = run
         self._last = self._there(key) if is_online else int(run.known.get("sent", 0))
         return self._last

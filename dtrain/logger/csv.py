@@ -1,5 +1,6 @@
-"""Rows as <out>/metrics.csv, for a spreadsheet or pandas: a line for a step, a column for each number. What is undone is
-removed.
+"""Rows as <out>/metrics.csv, for a spreadsheet or pandas: a line for a step, a column for each number.
+
+What is undone is removed.
 """
 
 import csv

@@ -26,6 +26,7 @@ class Mlflow(Tracker):
     experiment: str | None = None
     variables: ClassVar[Mapping[str, str]] = {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
     }  # fmt: skip
     _client: Any = field(default=None, init=False)
     _id: str = field(default="", init=False)
@@ -88,7 +89,7 @@ class Mlflow(Tracker):
         return str(found[0].info.run_id) if found else ""
 
     def _created(self, run: Run) -> str:
-        tags = {IDENTITY: run.id, "out": run.out, **dict.fromkeys(run.tags, "true")}
+        tags = {IDENTITY: run.id, **dict.fromkeys(run.tags, "true")}
         made = self._client.create_run(
             self._experiment(), run_name=run.name, tags=tags | ({"group": run.group} if run.group else {})
         )
@@ -98,6 +99,6 @@ class Mlflow(Tracker):
         """Log the settings that are not there."""
         from mlflow.entities import Param
 
-        new = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in run.settings.items() if key not in there]
+        new = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in run.flat.items() if key not in there]
         for first in range(0, len(new), MOST_PARAMS):
             self._client.log_batch(self._id, params=new[first : first + MOST_PARAMS])

@@ -38,8 +38,8 @@ KILLED: Mapping[str, Any] = {"status": "killed"}
 
 
 class Sender:
-    """Sends what a tracker lacks. `facts`: a dtrain.logger.Facts as a mapping; `say`: tells the user `say` or `trouble`,
-    a sentence.
+    """Sends what a tracker lacks. `facts`: a dtrain.logger.Facts as a mapping; `say`: tells the user a sentence, as `say`
+    or as `trouble`.
     """
 
     def __init__(self, tracker: Tracker, facts: Mapping[str, Any], say: Callable[..., None]) -> None:
@@ -64,8 +64,7 @@ class Sender:
         except Exception as error:  # whatever a client raises
             self._last, self.pause = None, min(2 * self.pause, LONGEST_PAUSE)
             if self._is_well:
-                reason = f"{type(error).__name__}: {text_of(error)}"
-                self._say(trouble=f"{reason}. Training goes on, and rows are sent once that works")
+                self._say(trouble=f"{type(error).__name__}: {text_of(error)}".rstrip("."))
             self._is_well = False
             return False
         if not self._is_well:
@@ -102,11 +101,12 @@ class Sender:
         if self._run is None:
             there = noted(facts["out"], tracker.word)
             identity = there.get("id") or drawn.token_hex(4)
-            note(facts["out"], tracker.word, {**there, "id": identity, "arguments": tracker.arguments(), "facts": facts})
-            words = {f"words.{key}": text for key, text in facts["words"].items()}
+            note(
+                facts["out"], tracker.word, {**there, "id": identity, "arguments": tracker.arguments(), "facts": facts}
+            )
             self._run = Run(
                 identity, tracker.name or facts["name"], tracker.group or facts["group"], [*tracker.tags],
-                facts["out"], {**facts["settings"], **words}, dict(there.get("known") or {}),
+                facts["out"], facts["settings"], facts["words"], dict(there.get("known") or {}),
             )  # fmt: skip
         if self._undone is not None:
             tracker.forget(self._undone)

@@ -39,9 +39,21 @@ class Run:
     tags: Sequence[str]
     out: str
     settings: Mapping[str, Any]
-    """Dotted key -> value of what the plan decided, and `words.<key>` -> text of what was typed."""
+    """Dotted key -> value of what the plan decided."""
+    words: Mapping[str, str]
+    """Dotted key -> text of what was typed."""
     known: dict[str, Any]
     """What the tracker itself noted under `out`, and may note: its own id."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Settings as mappings of mappings, with the words beside them."""
+        return {**nested(self.settings), "words": dict(self.words), "out": self.out}
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """Settings by dotted key, words by `words.<key>`."""
+        return {**self.settings, **{f"words.{key}": text for key, text in self.words.items()}, "out": self.out}
 
 
 @dataclass(kw_only=True)
@@ -68,6 +80,10 @@ class Tracker(Logger):
 
     def arguments(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def lacks(self) -> str:
+        """A sentence about a key that is not here, with what to type; empty."""
+        return ""
 
     # in the rank
 
@@ -117,8 +133,8 @@ class Tracker(Logger):
         for line in lines:
             message = json.loads(line)
             self._told = message.get("trouble", self._told)
-            if said := message.get("say") or message.get("trouble"):
-                self._say(said)
+            more = ". Training goes on, and rows are sent once that works" if "trouble" in message else ""
+            self._say(message.get("say", self._told) + more)
         if self._process.poll():
             raise RuntimeError(self._told or f"its process ended with {self._process.returncode}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.logger.journals import Row
-from dtrain.logger.tracker import Run, Tracker, flat, nested
+from dtrain.logger.tracker import Run, Tracker, flat
 
 
 @dataclass(kw_only=True)
@@ -22,12 +22,12 @@ class Trackio(Tracker):
             self._run.finish()
         project = self.project or "dtrain"
         run.known.setdefault("name", self._free(project, run))
-        config = {**nested(run.settings), "id": run.id, "tags": [*run.tags], "out": run.out}
+        config = {**run.config, "id": run.id, "tags": [*run.tags]}
         self._run = trackio.init(
             project, run.known["name"], group=run.group or None, space_id=self.space, server_url=self.server,
             config=config, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        return max(0, self._run._next_step - 1)  # which it has asked its server
+        return max(0, int(self._run._next_step) - 1)  # which it has asked its server
 
     def send(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -50,5 +50,8 @@ class Trackio(Tracker):
         """The name of the run, with its id if another run has that name: trackio tells runs apart by their names."""
         import trackio
 
-        there = {each.name: each.config or {} for each in trackio.Api().runs(project)}
+        try:
+            there = {each.name: each.config or {} for each in trackio.Api().runs(project)}
+        except ValueError:  # there is no such project yet
+            return run.name
         return run.name if there.get(run.name, {"id": run.id}).get("id") == run.id else f"{run.name} {run.id}"

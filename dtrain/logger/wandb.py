@@ -3,18 +3,22 @@
 An offline run is written anew at each start, from the rows of the run, so that one folder has all of it.
 """
 
+import netrc
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from dtrain.logger.journals import Row
-from dtrain.logger.tracker import Run, Tracker, flat, nested
+from dtrain.logger.tracker import Run, Tracker, flat
 from dtrain.secrets import screen
 from dtrain.storage import store
 
+KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+HOST = "https://api.wandb.ai"
 SECONDS = 60.0
 """For an answer of the server as a run begins."""
 
@@ -31,13 +35,21 @@ class Wandb(Tracker):
     _client: Any = field(default=None, init=False)
     _committed: dict[int, str] = field(default_factory=dict, init=False)
 
+    @property
+    def _mode(self) -> str:
+        return os.environ.get("WANDB_MODE", "online") if self.mode == "auto" else self.mode
+
+    def lacks(self) -> str:
+        if self._mode != "online" or any(os.environ.get(name) for name in KEYS) or self._is_logged_in():
+            return ""
+        return "it has no key. Set WANDB_API_KEY, type wandb login, or logger.wandb.mode=offline to send later."
+
     def connect(self, run: Run) -> int:
         import wandb
 
         if self._client is not None:
             self._client.finish(exit_code=1)
-        mode = os.environ.get("WANDB_MODE", "online") if self.mode == "auto" else self.mode
-        is_offline = mode == "offline"
+        is_offline = self._mode == "offline"
         if is_offline:
             for folder in self._written(run.id):
                 shutil.rmtree(folder)
@@ -47,10 +59,10 @@ class Wandb(Tracker):
         )  # fmt: skip
         self._client = wandb.init(
             id=run.id, resume=None if is_offline else "allow", project=self.project, entity=self.entity,
-            mode=mode, dir=self._folder(), name=run.name, group=run.group or None, tags=[*run.tags] or None,
-            config=nested(run.settings), settings=settings,
+            mode=self._mode, dir=self._folder(), name=run.name, group=run.group or None, tags=[*run.tags] or None,
+            config=run.config, settings=settings,
         )  # fmt: skip
-        return max(0, self._client.starting_step - 1)
+        return max(0, int(self._client.starting_step) - 1)
 
     def send(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -78,12 +90,20 @@ class Wandb(Tracker):
         self._client = None
         return f"type wandb sync {screen.typed(str(folder))} to send it" if is_offline else ""
 
+    def _is_logged_in(self) -> bool:
+        """Whether netrc has a key of the server."""
+        host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).hostname or ""
+        try:
+            return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        except (OSError, netrc.NetrcParseError):
+            return False
+
     def _refer(self, step: int) -> None:
         import wandb
 
-        if step not in self._committed:
+        url = self._committed.get(step, "")
+        if not url or (store.is_local(url) and not store.exists(url)):  # newer ones have taken its place
             return
-        url = self._committed[step]
         artifact = wandb.Artifact(f"{self._client.id}-checkpoint", type="model", metadata={"step": step})
         artifact.add_reference(
             Path(url).absolute().as_uri() if store.is_local(url) else url, name="checkpoint", checksum=False

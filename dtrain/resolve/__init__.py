@@ -27,6 +27,7 @@ from dtrain.resolve import (
     declared,
     epochs,
     fit,
+    loggers,
     loop,
     machine,
     mesh,
@@ -107,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     fit.parts,
     trust.targets,
     targets.arguments,
+    loggers.methods,
     loop.words,
 )
 LENGTH: tuple[Rule, ...] = (epochs.steps, conflicts.contradictions)

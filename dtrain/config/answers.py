@@ -214,7 +214,7 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "enable_model_summary model_summary summary": "dtrain plan shows the model and its memory. Leave it out.",
     "logging_dir tensorboard_dir": "Event files are under <out>/tensorboard. Type out=<URL>.",
     "profiler profile use_profiler": SPEED,
-    "name run_name exp_name experiment_name task_name wandb_name job_name": NAMED,
+    "name run_name exp_name experiment_name task_name job_name": NAMED,
     "tags notes project project_name": "metrics.jsonl and plan.yaml say what a run was. Leave it out.",
     # numbers, kernels, memory
     "bf16 use_bf16 bf16.enabled": {"false": "precision=fp32", OTHER: "precision=bf16"},

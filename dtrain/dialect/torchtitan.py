@@ -261,7 +261,7 @@ KEYS: Mapping[str, Any] = {
     },
     "metrics": {
         "log_freq": to("log.every", count),
-        "enable_tensorboard": trackers.on("tensorboard"),
+        "enable_tensorboard": trackers.tensorboard,
         "enable_wandb": trackers.on("wandb"),
         "*": unneeded("<out>/metrics.jsonl has the rows of all ranks"),
     },

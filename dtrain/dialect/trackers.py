@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect.ledger import Code, Ledger, Rule, text
-from dtrain.dialect.rules import OFF, lacking, refused, switched, unneeded, unread, when
+from dtrain.dialect.rules import OFF, lacking, refused, says, switched, unneeded, unread, when
 
 WORDS: Mapping[str, str] = {
     "wandb": "wandb", "wandblogger": "wandb", "mlflow": "mlflow", "mlflowlogger": "mlflow", "comet": "comet",
@@ -50,14 +50,30 @@ def on(word: str) -> Rule:
     return switched(lambda ledger, key, value: add(ledger, key, word), OFF)
 
 
-def argument(word: str, name: str) -> Rule:
-    """Carry a key as an argument of a logger, and that logger with it."""
+def tensorboard(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry a key that is true or false; without a key it would be on."""
+    named = "logger" in ledger.words
+    off = OFF if named else says({"logger": ["console"]})
+    switched(lambda ledger, key, value: add(ledger, key, "tensorboard"), off)(ledger, key, value)
+
+
+def argument(word: str, name: str, switch: str = "", *, silent: bool = True) -> Rule:
+    """Carry a key as an argument of a logger, and that logger with it, unless the key `switch` turns it off; `silent`:
+    what that means where it is missing.
+    """
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
-        if not unread(ledger, key, value, f"logger.{word}.{name}"):
-            add(ledger, key, word, further={f"logger.{word}.{name}": text(value)})
+        ours = f"logger.{word}.{name}"
+        if unread(ledger, key, value, ours):
+            return
+        try:
+            further = {ours: value if isinstance(value, list) else text(value)}
+        except ValueError as error:
+            ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}. Type {ours}=<value>.")
+        else:
+            add(ledger, key, word, further=further)
 
-    return when(lambda ledger, key, value: not value, OFF, rule)
+    return when(lambda ledger, key, value: not value or not ledger.get(switch, silent), OFF, rule)
 
 
 def mode(word: str) -> Rule:

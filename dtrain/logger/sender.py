@@ -38,8 +38,8 @@ KILLED: Mapping[str, Any] = {"status": "killed"}
 
 
 class Sender:
-    """Sends what a tracker lacks. `facts`: a dtrain.logger.Facts as a mapping; `say`: tells the user a sentence, as `say`
-    or as `trouble`.
+    """Sends what a tracker lacks. `facts`: a dtrain.logger.Facts as a mapping; `say`: tells the user a sentence, as
+    `say` or as `trouble`.
     """
 
     def __init__(self, tracker: Tracker, facts: Mapping[str, Any], say: Callable[..., None]) -> None:

@@ -18,7 +18,7 @@ from dtrain.config.verbs import VERBS as OUR_VERBS
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import resolve
 
-EARLY, LOGGERS = "stop.metric=eval_loss stop.patience=3", "logger=[console,tensorboard]"
+EARLY, LOGGERS = "stop.metric=eval_loss stop.patience=3", "logger=[console] and those you want"
 HUB, IMAGES = (
     "model=hf model.name=<its name at Hugging Face, or its folder>",
     "data=images data.path=<folder of class folders>",

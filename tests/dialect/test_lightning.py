@@ -20,7 +20,7 @@ def test_a_script() -> None:
     assert read.words == {
         "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2,
         "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
-        "logger": ["console", "tensorboard"], "stop.metric": "eval_loss", "stop.patience": 5,
+        "logger": ["console", "tensorboard", "wandb"], "logger.wandb.project": "faces", "stop.metric": "eval_loss", "stop.patience": 5,
     }  # fmt: skip
     refused = read.told("refused")
     assert refused["trainer.default_root_dir"] == "computed in Python, which dtrain does not run. Type out=<value>."

@@ -188,7 +188,7 @@ def test_steps_that_were_finished_before_an_error_have_rows(tmp_path: Path, rank
     assert [(row["step"], row["norm"]) for row in written] == [(step, 0.5 * step) for step in range(1, 7)]
     losses = [1, 2, 3, 4, 5, 6] if ranks == 1 else [2, 4, 6, 8, None, None]  # their sum is with both ranks
     assert [row.get("loss") for row in written] == losses
-    assert [call[0] for call in told[1:]] == [4, 6, "closed"]
+    assert [call[0] for call in told[1:]] == [4, 6, "ended"]
     assert ("loss" in told[2][1]) == (ranks == 1)
 
 

@@ -35,6 +35,7 @@ def _send(out: str, word: str, copies: Mapping[str, str]) -> str:
             lambda **message: said.extend(message.values()),
         )  # fmt: skip
         sender.look(_result(out))
+        sender.close()
     return said[-1] if said else ""
 
 

@@ -43,6 +43,10 @@ class Journals:
         self._rows, self._newest = {}, 0
         self._rows_file.again()
 
+    def close(self) -> None:
+        self._rows_file.again()
+        self._events_file.again()
+
     def read(self) -> None:
         """Read what has been written since; of the rows so many that they fit into memory."""
         for row in self._rows_file.lines(room=MOST - len(self._rows)):

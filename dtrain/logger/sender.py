@@ -57,6 +57,9 @@ class Sender:
         self._journals.again()
         self._last, self._undone = None, step
 
+    def close(self) -> None:
+        self._journals.close()
+
     def look(self, result: Mapping[str, Any] | None = None) -> bool:
         """Send what there is, and the result. Returns whether that was possible."""
         try:

@@ -100,23 +100,25 @@ class Tracker(Logger):
         self._tell(back=step)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Raises RuntimeError if the process has ended by itself."""
         self._hear()
+        if self._process and self._process.poll() is not None:
+            self._kill()
+            raise RuntimeError(self._missing(f"its process ended with {self._process.returncode}"))
 
     def end(self, result: Mapping[str, Any]) -> None:
-        self._tell(end=clean(result))
         process, deadline = self._process, time.monotonic() + PATIENCE
         assert process and process.stdout and process.stdin
-        process.stdin.close()
-        try:
-            while process.poll() is None and time.monotonic() < deadline:
-                select.select([process.stdout], [], [], 0.1)
-                self._hear()
+        with suppress(OSError):  # it has ended
+            self._tell(end=clean(result))
+            process.stdin.close()
+        while process.poll() is None and time.monotonic() < deadline:
+            select.select([process.stdout], [], [], 0.1)
             self._hear()
-        finally:
-            if process.poll() is None or process.returncode:
-                why = self._told or f"its server has not taken all rows within {PATIENCE:.0f} s"
-                self._say(f"{why}. They are kept: dtrain runs send {screen.typed(self.out)} sends what is missing")
-            self._kill()
+        self._hear()
+        if process.poll() != 0:
+            self._say(self._missing(f"its server has not taken all rows within {PATIENCE:.0f} s"))
+        self._kill()
 
     def _tell(self, **message: Any) -> None:
         """Raises OSError if the process has ended."""
@@ -124,7 +126,7 @@ class Tracker(Logger):
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def _hear(self) -> None:
-        """Print what the process says. Raises RuntimeError with what it said if it has ended by a failure."""
+        """Print what the process says."""
         assert self._process and self._process.stdout
         with suppress(BlockingIOError):
             while part := self._process.stdout.read(1 << 16):
@@ -135,8 +137,10 @@ class Tracker(Logger):
             self._told = message.get("trouble", self._told)
             more = ". Training goes on, and rows are sent once that works" if "trouble" in message else ""
             self._say(message.get("say", self._told) + more)
-        if self._process.poll():
-            raise RuntimeError(self._told or f"its process ended with {self._process.returncode}")
+
+    def _missing(self, otherwise: str) -> str:
+        command = f"dtrain runs send {screen.typed(self.out)}"
+        return f"{self._told or otherwise}. Its rows are kept: {command} sends what is missing"
 
     def _say(self, text: str) -> None:
         screen.say(screen.on_one_line(f"dtrain: logger {self.word}: {masked(text)}"))

@@ -1,4 +1,4 @@
-"""What the trackers of a plan lack on this machine: their package, or a key."""
+"""Trackers of a plan that cannot work on this machine: their package or a key is not here."""
 
 import importlib.util
 from collections.abc import Iterable

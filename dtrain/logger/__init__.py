@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Facts:
-    """What a logger is told first; no secret is in it."""
+    """A run as a logger is told of it first; no secret is in it."""
 
     name: str
     """The run's: of its folder, or of a job in a sweep the values that are its own."""

@@ -40,7 +40,7 @@ def _send(out: str, word: str, copies: Mapping[str, str]) -> str:
 
 
 def _result(out: str) -> Mapping[str, Any]:
-    """What a run that may have ended by a kill has told last."""
+    """The result of a run; if it has none, that of one that was killed."""
     try:
         result: dict[str, Any] = json.loads(store.read(store.join(out, "result.json")))
     except (StoreError, ValueError):

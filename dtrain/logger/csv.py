@@ -37,7 +37,7 @@ class Csv(Tracker):
         if {name for row in rows for name in row.values} - {*self._columns}:
             self._replace([*self._there(), *(row.values for row in rows)])
         else:
-            with self._file().open("a", newline="") as file:
+            with self._file().open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerows(row.values for row in rows)
         if time.monotonic() - self._put > PUT_SECONDS:
             self._upload()
@@ -67,7 +67,7 @@ class Csv(Tracker):
         rows = [*rows]
         self._columns = [*dict.fromkeys(name for row in rows for name in row)]
         new = self._file().with_suffix(".new")
-        with new.open("w", newline="") as file:
+        with new.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""What the loggers of a run are told first."""
+"""The facts of a run that its loggers are told first."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -126,7 +126,7 @@ class Sender:
 
 
 def noted(out: str, word: str) -> dict[str, Any]:
-    """What is noted under `out` about a tracker; empty. Raises StoreError."""
+    """Notes under `out` about a tracker; empty. Raises StoreError."""
     try:
         found = json.loads(store.read(store.join(out, FOLDER, f"{word}.json")))
     except ValueError:  # a process was killed as it wrote it
@@ -155,7 +155,7 @@ def made(word: str, arguments: Mapping[str, Any]) -> Tracker:
 def alone(out: str, word: str) -> Iterator[None]:
     """A context that one process of this host is in at a time: that of a killed rank may still be sending."""
     name = hashlib.sha256(f"{os.getuid()} {out} {word}".encode()).hexdigest()[:16]
-    with Path(tempfile.gettempdir(), f"dtrain-{name}.lock").open("w") as file:
+    with Path(tempfile.gettempdir(), f"dtrain-{name}.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -203,7 +203,7 @@ def serve(sender: Sender, inbox: Inbox) -> None:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what a client prints
     os.nice(5)
 

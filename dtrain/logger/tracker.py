@@ -43,7 +43,7 @@ class Run:
     words: Mapping[str, str]
     """Dotted key -> text of what was typed."""
     known: dict[str, Any]
-    """What the tracker itself noted under `out`, and may note: its own id."""
+    """Notes of the tracker itself under `out`, which it may change: its own id."""
 
     @property
     def config(self) -> dict[str, Any]:

@@ -350,7 +350,7 @@ def nan_if_none(value: Any) -> float:
 
 
 def _without_result(error: BaseException | None, step: int | None) -> dict[str, Any]:
-    """What loggers are told of a run that ends without a result."""
+    """The end of a run that has no result, as loggers are told of it."""
     told: dict[str, Any] = {"status": "stopped" if isinstance(error, StopRequested) else "failed", "step": step or 0}
     return told | ({"error": f"{type(error).__name__}: {text_of(error)}"} if error is not None else {})
 

@@ -1,7 +1,6 @@
 """Trackers: what they get of a run that is killed, undone and started again, while their server comes and goes."""
 
 import csv
-import json
 import os
 import re
 import signal
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 from launching import plan_of
 from small import plan
+from tracked import Files
 from until import until
 
 from dtrain.launcher import trackers
-from dtrain.logger import Facts, again
+from dtrain.logger import again
 from dtrain.logger.comet import Comet
 from dtrain.logger.csv import Csv
 from dtrain.logger.facts import facts
@@ -27,38 +27,6 @@ from dtrain.logger.wandb import Wandb
 from dtrain.secrets import MASK
 
 KEYS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "COMET_API_KEY")
-
-
-class Files:
-    """The files that a run writes."""
-
-    def __init__(self, out: Path) -> None:
-        self.out, self.rows, self.events = out, out / "metrics.jsonl", out / "events.jsonl"
-
-    def facts(self, every: int = 5) -> Facts:
-        settings = {"optim.lr": 0.5, "model._target_": "mlp"}
-        return Facts("name", "", str(self.out), {"steps": "9"}, settings, every, str(self.rows), str(self.events))
-
-    def train(self, begin: int, end: int, *, evaluate: Sequence[int] = ()) -> None:
-        """Steps after `begin`, whose rows are written anew."""
-        kept = self.rows.read_text().splitlines(keepends=True)[:begin] if self.rows.exists() else []
-        new = self.out / "new"
-        new.write_text("".join(kept))
-        new.replace(self.rows)
-        for step in range(begin + 1, end + 1):
-            with self.rows.open("a") as file:
-                file.write(json.dumps({"step": step, "seen": 8 * step, "loss": 1 / step, "norm": None}) + "\n")
-            if step in evaluate:
-                self.event("evaluated", step, eval_loss=2 / step)
-
-    def event(self, name: str, step: int, **more: Any) -> None:
-        with self.events.open("a") as file:
-            file.write(json.dumps({"event": name, "step": step, **more}) + "\n")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
 
 
 class Fake(Tracker):
@@ -125,28 +93,6 @@ def rows_of(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_tracker_is_a_process_that_outlives_a_killed_rank(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
-    files.train(0, 12)
-    killed = Csv(out=str(files.out), steps=20)
-    killed.begin(files.facts())
-    killed.back(0)
-    process = killed._process
-    assert process and process.stdin and process.stdout
-    until(lambda: (files.out / "metrics.csv").exists() and len(rows_of(files.out)) == 2)
-    process.stdin.close()  # as if the rank had been killed
-    assert process.wait(20) == 0
-    process.stdout.close()
-    files.train(7, 20, evaluate=(10,))
-    tracker = Csv(out=str(files.out), steps=20)
-    tracker.begin(files.facts())
-    tracker.back(7)
-    tracker.scalars(20, {})
-    tracker.end({"status": "finished", "step": 20})
-    assert [row["step"] for row in rows_of(files.out)] == ["5", "10", "15", "20"]
-    assert [row["eval_loss"] for row in rows_of(files.out)] == ["", "0.2", "", ""]
-    assert "logger csv" not in capfd.readouterr().out
-
-
 def test_what_could_not_be_sent_is_told_and_sent_later(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
     files.train(0, 20)
     (files.out / "metrics.new").mkdir()  # the file cannot be written
@@ -186,6 +132,11 @@ def test_a_job_of_a_sweep_is_called_by_its_values_and_the_sweep_is_its_group(tmp
     alone = facts(plan(f"out={tmp_path}/tune"))
     assert (alone.name, alone.group) == ("tune", "")
     assert nested({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Wandb(Tracker):
                 shutil.rmtree(folder)
         settings = wandb.Settings(
             console="off", disable_git=True, disable_code=True, save_code=False, disable_job_creation=True,
-            init_timeout=SECONDS, x_stats_pid=os.getppid(),
+            symlink=False, init_timeout=SECONDS, x_stats_pid=os.getppid(),
         )  # fmt: skip
         self._client = wandb.init(
             id=run.id, resume=None if is_offline else "allow", project=self.project, entity=self.entity,

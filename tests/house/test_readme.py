@@ -282,8 +282,9 @@ def test_the_example_of_a_logger_is_told_of_a_run(tmp_path: Path, capsys: pytest
     space: dict[str, Any] = {}
     exec(block("docs/trackers.md", "from pathlib import Path"), space)
     result = dtrain.run("data=synthetic", "model=mlp", "steps=4", "log.every=2", out=tmp_path, logger=space["Lines"])
-    first, second, third = (tmp_path / "lines.txt").read_text().splitlines()
-    assert first == f"{tmp_path.name}: lr 0.001" and second.startswith("2 {") and third.startswith("4 {")
+    first, second, third, evaluated = (tmp_path / "lines.txt").read_text().splitlines()
+    assert first == f"{tmp_path.name}: lr 0.001" and second.startswith("2 {") and third.startswith("4 {'seen'")
+    assert evaluated.startswith("4 {'eval_loss'")
     assert f"finished after {result.step} steps" in capsys.readouterr().out
 
 

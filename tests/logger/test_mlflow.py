@@ -22,7 +22,7 @@ def test_a_killed_run_is_one_run_with_each_row_once(tmp_path: Path, monkeypatch:
     assert [each.step for each in client.get_metric_history(run.info.run_id, "eval_loss")] == [10]
     assert run.data.params["optim.lr"] == "0.5" and run.data.params["words.steps"] == "9"
     assert (run.data.tags["checkpoint"], run.data.tags["t"], run.data.tags["result.loss"]) == (
-        str(tmp_path),
+        f"{tmp_path}/checkpoint",
         "true",
         "0.05",
     )

@@ -1,5 +1,6 @@
 """MLflow, by its own client: a server, or a folder or database without one (`logger.mlflow.uri=sqlite:///runs.db`)."""
 
+import importlib.util
 import json
 import os
 import time
@@ -16,6 +17,7 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 IDENTITY = "dtrain.id"
 STATUS: Mapping[str, str] = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
 """Status of a run -> MLflow's, FAILED for the others."""
+DATABASES = ("sqlite:", "mysql", "postgresql", "mssql")
 TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow knows tables."""
 
@@ -30,6 +32,15 @@ class Mlflow(Tracker):
     }  # fmt: skip
     _client: Any = field(default=None, init=False)
     _id: str = field(default="", init=False)
+
+    def lacks(self) -> str:
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
+        if not uri.startswith(DATABASES) or importlib.util.find_spec("sqlalchemy"):
+            return ""
+        return (
+            "a database on this host needs all of MLflow. Type: pip install mlflow, or "
+            "logger.mlflow.uri=http://<host>:<port> for a server."
+        )
 
     def connect(self, run: Run) -> int:
         from mlflow import MlflowClient

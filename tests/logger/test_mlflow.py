@@ -7,9 +7,15 @@ from tracked import STEPS, killed_and_ended
 
 from dtrain.logger.mlflow import Mlflow
 
-pytestmark = pytest.mark.campaign("kills")
+
+def test_a_database_needs_more_than_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install mlflow" in Mlflow(out=str(tmp_path), steps=1).lacks()
+    assert Mlflow(out=str(tmp_path), steps=1, uri="http://localhost:5000").lacks() == ""
 
 
+@pytest.mark.campaign("kills")
 def test_a_killed_run_is_one_run_with_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

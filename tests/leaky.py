@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dtrain.hook import StepInfo
+from dtrain.logger import Logger
 from dtrain.storage import store
 
 
@@ -48,20 +49,14 @@ class Leak:
         raise KeyError(*texts())
 
 
-class Tracker:
+class Tracker(Logger):
     """A logger that fails."""
 
     def __init__(self, *, out: str, steps: int) -> None:
         pass
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         raise ConnectionError(" and ".join(texts()))
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Net(nn.Module):

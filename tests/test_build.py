@@ -182,7 +182,7 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
         ("optim._target_=wrong_parts.weights", "wrong_parts.weights returned a list without"),
         (
             "logger.mine._target_=wrong_parts.Mute",
-            "returned a Mute without note, close. A part of logger needs log, note, close",
+            "returned a Mute without begin, back, text, end. A part of logger needs begin, back, scalars, text, end",
         ),
         (
             "hook.mine._target_=wrong_parts.Timeless",

@@ -40,7 +40,7 @@ class Mute:
     def __init__(self, out: str, steps: int) -> None:
         pass
 
-    def log(self, step: int, row: Any) -> None:
+    def scalars(self, step: int, row: Any) -> None:
         pass
 
 

@@ -16,9 +16,11 @@ RESUMED = (
 )
 RECIPE = "A complete run is a recipe. Type recipe=<its file or name>; dtrain recipes lists those that come with dtrain."
 LOGGERS = (
-    "There are the loggers console and tensorboard, and metrics.jsonl is always written. Type "
-        "logger=[console,tensorboard]; one of your own is logger.mine._target_=<its class> trust=[<its package>]."
+    "There are the loggers console, tensorboard, wandb, mlflow, trackio, aim, comet and csv, and metrics.jsonl is "
+        "always written. Type logger=[console] and those you want; one of your own is logger.mine._target_=<its class> "
+        "trust=[<its package>]."
 )
+WANDB, MLFLOW = "logger=[console,wandb]", "logger=[console,mlflow]"
 SMALL = "Type steps=2, or dtrain verify with the same words, which runs a few steps, stops and resumes."
 EARLY = "stop.metric=eval_loss stop.patience="
 STAGES = "The stages of ZeRO are strategy=zero1, strategy=zero2 and strategy=zero3."
@@ -196,10 +198,19 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "auto_resume autoresume": {"false": "resume=never", OTHER: "resume=auto"},
     "overwrite_output_dir overwrite": "A run is never written over. Type out=<another place>.",
     # what is shown
-    "logger_name log_with tracker use_wandb use_mlflow wandb wandb_log wandb_project wandb_entity wandb_mode "
-        "wandb_run_name mlflow comet neptune clearml mlflow_tracking_uri tracking_uri": LOGGERS,
-    "report_to": {"none": "logger=[console]", "tensorboard": "logger=[console,tensorboard]", "all": LOGGERS,
-    OTHER: LOGGERS},
+    "use_wandb wandb wandb_log": {"false": "logger=[console]", OTHER: WANDB},
+    "use_mlflow mlflow": {"false": "logger=[console]", OTHER: MLFLOW},
+    "wandb_project": f"{WANDB} logger.wandb.project={{}}", "wandb_entity": f"{WANDB} logger.wandb.entity={{}}",
+    "wandb_mode": f"{WANDB} logger.wandb.mode={{}}", "wandb_run_name wandb_name": f"{WANDB} logger.wandb.name={{}}",
+    "wandb_group": f"{WANDB} logger.wandb.group={{}}",
+    "mlflow_tracking_uri tracking_uri": f"{MLFLOW} logger.mlflow.uri={{}}",
+    "mlflow_experiment_name": f"{MLFLOW} logger.mlflow.experiment={{}}",
+    "neptune clearml": LOGGERS,
+    "report_to logger_name log_with tracker": {
+        "none": "logger=[console]", "tensorboard": "logger=[console,tensorboard]", "wandb": WANDB, "mlflow": MLFLOW,
+        "comet_ml": "logger=[console,comet]", "comet": "logger=[console,comet]", "trackio": "logger=[console,trackio]",
+        "aim": "logger=[console,aim]", OTHER: LOGGERS,
+    },
     "tensorboard use_tensorboard": {"false": "logger=[console]", OTHER: "logger=[console,tensorboard]"},
     "enable_progress_bar progress_bar": {"false": "logger=[tensorboard]", OTHER: "The console shows it. Leave it out."},
     "disable_tqdm quiet silent": {"false": "The console shows it. Leave it out.", OTHER: "logger=[tensorboard]"},
@@ -208,7 +219,7 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "enable_model_summary model_summary summary": "dtrain plan shows the model and its memory. Leave it out.",
     "logging_dir tensorboard_dir": "Event files are under <out>/tensorboard. Type out=<URL>.",
     "profiler profile use_profiler": SPEED,
-    "name run_name exp_name experiment_name task_name wandb_name job_name": NAMED,
+    "name run_name exp_name experiment_name task_name job_name": NAMED,
     "tags notes project project_name": "metrics.jsonl and plan.yaml say what a run was. Leave it out.",
     # numbers, kernels, memory
     "bf16 use_bf16 bf16.enabled": {"false": "precision=fp32", OTHER: "precision=bf16"},

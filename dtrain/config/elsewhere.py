@@ -181,9 +181,12 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "[": "A row has one column of the target. Type data.targets=<column>; in data=jsonl, parquet or hf it may hold "
             "a list of several numbers.",
     },
-    "logger": {"wandb weightsandbiases mlflow csv comet neptune aim clearml trackio dvclive swanlab csvlogger "
-        "wandblogger mlflowlogger many_loggers all json jsonl rich": LOGGERS, "tensorboardlogger "
-        "tb": "logger=[tensorboard]", "tqdm progress": "logger=[console]"},
+    "logger": {
+        "neptune clearml dvclive swanlab many_loggers all json jsonl rich": LOGGERS, "weightsandbiases wb "
+        "wandblogger": "logger=[wandb]", "mlflowlogger": "logger=[mlflow]", "csvlogger": "logger=[csv]", "comet_ml "
+        "cometlogger": "logger=[comet]", "tensorboardlogger tb": "logger=[tensorboard]", "tqdm "
+        "progress": "logger=[console]",
+    },
     "objective": {"cross_entropy crossentropy ce nll bce": "classification", "mse mae l1 huber": "regression",
                   "sft causal_lm clm lm language_modeling": "next_token", "mlm masked_lm": "masked", "kd "
                       "distillation": "distill"},

@@ -50,6 +50,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "reference": ["start", "teacher"], "logs": "bool",
     },
     "hook": {"needs": ["text"]},
+    "logger": {"package": "text", "sends": "bool"},
     "metric": {"tasks": "list of text", "classes": "int >= 1"},
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],

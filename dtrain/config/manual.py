@@ -38,9 +38,9 @@ YOURS = {
     "optimizer(model, lr=1e-3)",
     "schedule": "takes steps, the length of the run; has factor(step), with step from 0, which multiplies the lr "
     "of each group",
-    "logger": "takes out and steps; has log(step, row), note(text) and close(), and optionally begin(facts), which is "
-    "called first with the words; runs on rank 0. dtrain.run(logger=...) takes an object, a class, or a function "
-    "of step and row",
+    "logger": "takes out and steps; derives from dtrain.logger.Logger, and has of begin(facts), back(step), "
+    "scalars(step, values), text(step, name, text) and end(result) what it wants; runs on rank 0. "
+    "dtrain.run(logger=...) takes an object, a class, or a function of step and row",
     "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it stores state, "
     "about = {'fill': 'dp_shard', 'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'}",
     "hook": "has an attribute every (steps between calls, or 'epoch') and __call__(info), called on all ranks. A "

@@ -60,10 +60,12 @@ def is_default(key: str, value: Any) -> bool:
 
 def is_choice_of_ours(group: str, value: Any) -> bool:
     """Whether a recipe from elsewhere may choose this word of a group, or these: any in MADE_OF, whose words make what
-    is trained; in the other groups those of dtrain.
+    is trained; in the other groups those of dtrain, but no tracker, which sends what a run writes to others.
     """
     words = value if isinstance(value, list) else [value]
-    return group in MADE_OF or all(word in files.own(group) for word in words)
+    return group in MADE_OF or all(
+        word in files.own(group) and not about(files.node(group, word)).get("sends") for word in words
+    )
 
 
 def is_passed_on(key: str) -> bool:

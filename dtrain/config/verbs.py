@@ -12,7 +12,7 @@ VERBS = {
     "tokenize": "text to token shards at any URL, on all cores; for data=tokens",
     "import": "convert a config of another tool into a recipe",
     "doctor": "check this machine, the storage and the ranks of a run",
-    "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",
+    "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm, send",
     "report": "write a page of a run, or of the runs of a sweep: curves, leaderboard, what mattered, failures",
     "run": "what a job executes on its first node: run the plan that was submitted under <out>",
     "stop": "ask the job of a run, submitted to a scheduler, to save and stop",

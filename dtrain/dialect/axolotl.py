@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.config.period import EPOCH
-from dtrain.dialect import accelerate, nested, terms
+from dtrain.dialect import accelerate, nested, terms, trackers
 from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.axolotl_adapter import OPTIONS, UNUSED, adapter_section
 from dtrain.dialect.axolotl_data import data_section, objective_section
@@ -29,10 +29,6 @@ TASKS = {
     "ImageClassification": "image_classification", "Seq2SeqLM": "seq2seq",
 }  # fmt: skip
 """The end of the name of a class of transformers, after `For` -> model.task."""
-LOGGERS = (
-    "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
-    "trust=[<its package>]."
-)
 TOKENS = "a tokenizer option. Apply it to the files that data.tokenizer names."
 REWARDS = (
     "of preference training dtrain has dpo, ipo and hinge. Type objective=dpo, or write your own objective: "
@@ -326,12 +322,25 @@ KEYS: Mapping[str, Any] = {
     "hub_model_id hub_strategy hub_revision hf_use_auth_token": lacking(
         "type dtrain checkpoint export out=<run> to=hf://<organisation>/<name> after training."
     ),
-    "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
-    "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key "
-    "comet_workspace comet_project_name use_trackio trackio_project_name": lacking(LOGGERS),
-    "use_tensorboard": switched(
-        says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")
-    ),
+    "use_wandb": trackers.on("wandb"),
+    "wandb_project": trackers.argument("wandb", "project", "use_wandb"),
+    "wandb_entity": trackers.argument("wandb", "entity", "use_wandb"),
+    "wandb_name": trackers.argument("wandb", "name", "use_wandb"),
+    "wandb_mode": trackers.mode("wandb"),
+    "wandb_watch": trackers.WATCH,
+    "wandb_run_id": lacking("a run has an id of its own, which it keeps. Leave it out."),
+    "wandb_log_model": lacking("weights are not sent. Type logger.wandb.artifacts=best for the URL of a checkpoint."),
+    "use_mlflow": trackers.on("mlflow"),
+    "mlflow_tracking_uri": trackers.argument("mlflow", "uri", "use_mlflow"),
+    "mlflow_experiment_name": trackers.argument("mlflow", "experiment", "use_mlflow"),
+    "mlflow_run_name": trackers.argument("mlflow", "name", "use_mlflow"),
+    "use_comet": trackers.on("comet"),
+    "comet_api_key": trackers.KEY,
+    "comet_workspace": trackers.argument("comet", "workspace", "use_comet"),
+    "comet_project_name": trackers.argument("comet", "project", "use_comet"),
+    "use_trackio": trackers.on("trackio"),
+    "trackio_project_name": trackers.argument("trackio", "project", "use_trackio"),
+    "use_tensorboard": trackers.on("tensorboard"),
     "neftune_noise_alpha noisy_embedding_alpha": terms.CHANGES_LOSS,
     "embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
     "cosine_constant_lr_ratio lr_scheduler_kwargs lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "

@@ -6,6 +6,7 @@ dtrain import ds_config.json to=mine.yaml
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.dialect import trackers
 from dtrain.dialect.deepspeed_optim import optimizer_section, schedule_section
 from dtrain.dialect.deepspeed_zero import ZERO, zero_section
 from dtrain.dialect.ledger import Ledger, Rule, count, names, whole
@@ -23,7 +24,7 @@ from dtrain.dialect.rules import (
     unneeded,
     unread,
 )
-from dtrain.dialect.terms import CHECKPOINTS, CLIP, NO_ACTIVATION_OFFLOAD, TENSORBOARD
+from dtrain.dialect.terms import CHECKPOINTS, CLIP, NO_ACTIVATION_OFFLOAD
 
 TITLE = "DeepSpeed"
 MARKS = names(
@@ -173,10 +174,6 @@ SECTIONS = {
     "nebula": "dtrain already saves in the background. Leave it out.",
     "comms_logger": "collectives are not logged; failure.json has each rank's last one. Leave it out.",
     "flops_profiler": "there is no profiler during training. Leave it out.",
-    "wandb": "metrics.jsonl gets every row. For wandb write a logger: logger.wandb._target_=<yours> trust=[<its "
-    "package>].",
-    "comet": "metrics.jsonl gets every row. For Comet write a logger: logger.comet._target_=<yours> trust=[<its "
-    "package>].",
     "compile": "DeepCompile is not supported. Type compile=blocks.",
     "expert_parallel": "expert parallelism needs model=moe. Type model=moe mesh.ep=2.",
     "zero_optimization.zenflow": "delayed updates are not supported. Type strategy.offload=cpu.",
@@ -198,7 +195,17 @@ KEYS: Mapping[str, Any] = {
     },
     "gradient_clipping": CLIP,
     "steps_per_print": to("log.every", count),
-    "tensorboard.enabled": TENSORBOARD,
+    "tensorboard.enabled": trackers.tensorboard,
+    "wandb.enabled": trackers.on("wandb"),
+    "wandb.project": trackers.argument("wandb", "project", "wandb.enabled", silent=False),
+    "wandb.team": trackers.argument("wandb", "entity", "wandb.enabled", silent=False),
+    "wandb.group": trackers.argument("wandb", "group", "wandb.enabled", silent=False),
+    "comet.enabled": trackers.on("comet"),
+    "comet.project": trackers.argument("comet", "project", "comet.enabled", silent=False),
+    "comet.workspace": trackers.argument("comet", "workspace", "comet.enabled", silent=False),
+    "comet.experiment_name": trackers.argument("comet", "name", "comet.enabled", silent=False),
+    "comet.api_key": trackers.KEY,
+    "comet.**": unneeded("an option of its client"),
     "tensorboard.output_path tensorboard.job_name": unneeded("event files are under <out>/tensorboard"),
     "csv_monitor.**": unneeded("metrics.jsonl has a row for every step"),
     "dump_state": unneeded("config.yaml and plan.yaml are always written"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.config.period import EPOCH
-from dtrain.dialect import terms
+from dtrain.dialect import terms, trackers
 from dtrain.dialect.callbacks import callbacks, class_of, sections
 from dtrain.dialect.ledger import Ledger, count, names, show, whole
 from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
@@ -139,14 +139,11 @@ def _logger(ledger: Ledger, t: str) -> None:
     """Translate loggers given as objects or a list of objects; the table handles true and false."""
     for section in sections(ledger, f"{t}logger"):
         name = class_of(ledger, section)
-        rule = unneeded("metrics.jsonl is always written under <out>")
-        if name == "TensorBoardLogger":
-            ledger.carry(f"{section}.class_path", {"logger": ["console", "tensorboard"]})
-        elif name != "CSVLogger":
-            rule = refused(
-                f"unknown logger {name}. The rows are in metrics.jsonl; or write a logger: "
-                "logger.mine._target_=<yours> trust=[<its package>]."
-            )
+        word = trackers.named(name)
+        if word:
+            trackers.add(ledger, f"{section}.class_path", word)
+            trackers.arguments(ledger, word, f"{section}.init_args")
+        rule = unneeded("an option of its client") if word else refused(f"no logger {name}: {trackers.OTHER}")
         ledger.settle(rule, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
 
 

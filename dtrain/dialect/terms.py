@@ -66,7 +66,6 @@ OFFLOAD = turns_on({"strategy.offload": "cpu"})
 OWN_CHECKPOINT = lacking("a run resumes from its own checkpoint. Type init=<the checkpoint> to load weights only.")
 REMAT = turns_on({"remat": "full"})
 SEQUENCE = to("data.sequence", count, "together with data=..., which you must type", command=True)
-TENSORBOARD = switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]}))
 output = to("out", text, command=True)
 
 

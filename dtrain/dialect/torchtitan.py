@@ -9,7 +9,7 @@ Its schedules equal dtrain's at every step: warm-up by (step + 1) / warmup, deca
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect import terms
+from dtrain.dialect import terms, trackers
 from dtrain.dialect.ledger import Ledger, Rule, count, names, show, whole
 from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.torchtitan_optim import DECAY, SCHEDULES, optimizer_section, schedule_section
@@ -261,11 +261,8 @@ KEYS: Mapping[str, Any] = {
     },
     "metrics": {
         "log_freq": to("log.every", count),
-        "enable_tensorboard": terms.TENSORBOARD,
-        "enable_wandb": lacking(
-            "metrics.jsonl gets every row. For wandb write a logger: logger.wandb._target_=<yours> trust=[<its "
-            "package>]."
-        ),
+        "enable_tensorboard": trackers.tensorboard,
+        "enable_wandb": trackers.on("wandb"),
         "*": unneeded("<out>/metrics.jsonl has the rows of all ranks"),
     },
     "optimizer": {

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect import terms
+from dtrain.dialect import terms, trackers
 from dtrain.dialect.ledger import Ledger, count, names, text, whole
 from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
 from dtrain.dialect.terms import BEHIND, NO_DATA, OPTIONS, optimizer, unknown_optimizer, unknown_schedule
@@ -66,6 +66,7 @@ def _steps(ledger: Ledger) -> None:
 
 def _parts(ledger: Ledger) -> None:
     """Record the sections that configure torchtune's components; all keys of a section share one outcome."""
+    _logger(ledger)
     for section, (why, known) in SECTIONS.items():
         name = str(ledger.get(f"{section}.{COMPONENT}", ""))
         outcome = unneeded if name in known or not name else refused
@@ -78,24 +79,12 @@ INITIAL = (
     "weights of Hugging Face are read from the folder, and others by init=. Type model=hf model.name={0}, or init={0} "
     "with a model that has their names."
 )
-LOGGED = (
-    "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
-    "trust=[<its package>]."
-)
 SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "dataset": (NO_DATA, {}),
     "dataset_val": ("type data.holdout=<part> of the rows, or evaluate.sets={val: {path: <files>}}.", {}),
     "tokenizer": ("data=chat takes data.tokenizer=<folder>, data=text data.tokenizer=<tokenizer.json>.", {}),
     "collate_fn": ("data=chat pads the rows; for a dataset of your own type data.collate.", {}),
     "quantizer": ("dtrain does not quantise weights. Quantise the output of dtrain checkpoint export.", {}),
-    "metric_logger": (
-        LOGGED,
-        {
-            "torchtune.training.metric_logging.DiskLogger": "metrics.jsonl is always written",
-            "torchtune.training.metric_logging.StdoutLogger": "logger=console",
-            "torchtune.training.metric_logging.TensorBoardLogger": "logger=tensorboard",
-        },
-    ),
     "tensor_parallel_plan": ("the model defines its own tp_plan: see docs/own-parts.md.", {}),
     "teacher_model": (DISTILLATION, {}),
     "teacher_checkpointer": (DISTILLATION, {}),
@@ -103,6 +92,19 @@ SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "ref_checkpointer": ("the reference of objective=dpo is the model that the run begins with.", {}),
 }
 """section -> why it is refused, and its components that dtrain does not need (with the reason)."""
+
+
+def _logger(ledger: Ledger) -> None:
+    """Translate the logger; torchtune's own files are metrics.jsonl and what the console shows."""
+    section, key = "metric_logger", f"metric_logger.{COMPONENT}"
+    name = str(ledger.get(key, ""))
+    rule = unneeded("metrics.jsonl is always written, and logger=console shows it")
+    if word := trackers.named(name):
+        trackers.add(ledger, key, word)
+        trackers.arguments(ledger, word, section)
+    elif name and not name.endswith((".DiskLogger", ".StdoutLogger")):
+        rule = refused(f"no logger {name}: {trackers.OTHER}")
+    ledger.settle(rule, section, f"{section}.**")
 
 
 def _optimizer(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ The model is that of `from_pretrained` or of TRL's trainers. The data is made by
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect import nested, terms
+from dtrain.dialect import nested, terms, trackers
 from dtrain.dialect.axolotl import FSDP
 from dtrain.dialect.axolotl_adapter import REFUSED
 from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, positive, show, text, whole
@@ -196,15 +196,14 @@ def _named(ledger: Ledger, key: str, value: Any) -> None:
     to("model.name", lambda _: text(place), further={"model": "hf"})(ledger, key, value)
 
 
-def _reported(ledger: Ledger, key: str, value: Any) -> None:
-    (alone,) = value if isinstance(value, list) and len(value) == 1 else [value]
-    REPORTS(ledger, key, alone)
+def _run_name(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry the name of the run in each tracker that is reported to."""
+    reported = ledger.get("report_to") or []
+    words = map(trackers.named, reported if isinstance(reported, list) else [str(reported)])
+    names = {f"logger.{word}.name": str(value) for word in words if word in trackers.ARGUMENTS}
+    (says(names) if names and value else unneeded("the name of a run is that of its folder"))(ledger, key, value)
 
 
-REPORTS = chosen(
-    {"none": OFF, "tensorboard": says({"logger": ["console", "tensorboard"]})},
-    refused("metrics.jsonl and TensorBoard get every row. Write a logger: logger.mine._target_=<yours>."),
-)
 KEYS: Mapping[str, Any] = {
     "output_dir": terms.output,
     "per_device_train_batch_size per_gpu_train_batch_size": given(
@@ -257,7 +256,8 @@ KEYS: Mapping[str, Any] = {
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     "load_best_model_at_end": terms.best,
     "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
-    "report_to": _reported,
+    "report_to": trackers.reported,
+    "run_name": _run_name,
     "push_to_hub hub_model_id": lacking("type dtrain checkpoint export out=<run> to=hf://<name> after training."),
     "resume_from_checkpoint": unneeded("resume=auto resumes if there is a checkpoint"),
     "disable_dropout": switched(
@@ -273,7 +273,7 @@ KEYS: Mapping[str, Any] = {
     "group_by_length sortish_sampler": lacking(
         "with padded rows (data.pad, data.padding=longest) type data.bucket=50."
     ),
-    "do_train do_eval do_predict run_name project disable_tqdm log_level logging_first_step logging_dir "
+    "do_train do_eval do_predict project disable_tqdm log_level logging_first_step logging_dir "
     "eval_on_start eval_delay save_safetensors save_only_model "
     "overwrite_output_dir "
     "average_tokens_across_devices hub_strategy hub_token hub_private_repo ddp_timeout ddp_find_unused_parameters "

@@ -16,7 +16,7 @@ from dtrain.cluster import detect, network
 from dtrain.config.facts import about, fact
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import teacher
+from dtrain.launcher import teacher, trackers
 from dtrain.launcher.run import described, trained_on
 from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
@@ -68,7 +68,7 @@ def begins(plan: Plan) -> list[str]:
 
 def on_node(plan: Plan) -> list[str]:
     """The same for a node that has joined a run of another host."""
-    return [problem for each in (_devices, *OF_NODE) if each not in (_gpus, _loopback) for problem in each(plan)]
+    return [problem for each in (_devices, *OF_NODE) if each not in ALONE for problem in each(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
@@ -393,7 +393,9 @@ def _resume(plan: Plan) -> Iterable[str]:
         yield f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it."
 
 
-OF_NODE = (_machine, _gpus, limits, _loopback, rows, _packages, _hub)
+OF_NODE = (_machine, _gpus, limits, _loopback, rows, _packages, _hub, trackers.problems)
 """Checks of the host on which ranks run."""
+ALONE = (_gpus, _loopback, trackers.problems)
+"""Of them those of the host that has the first rank."""
 OF_RUN = (_address, _source, teacher.problems, _resume)
 """Checks of the command's host, and of the storage."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtrain.logger import Logger
 from dtrain.secrets import screen
 
 LINE_SECONDS = 2.0
@@ -16,7 +17,7 @@ SMALL = 0.05
 """Losses below are labelled with an exponent: three decimals do not tell them apart."""
 
 
-class Console:
+class Console(Logger):
     def __init__(self, *, out: str, steps: int) -> None:
         self._steps, self._losses, self._printed, self._row = steps, list[tuple[int, float]](), 0.0, ""
         self._bar: Any = None
@@ -29,30 +30,30 @@ class Console:
             self._task = self._bar.add_task("", total=steps)
             self._bar.start()
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        if any(name.startswith("eval_") for name in scalars):
-            figures = "  ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items())
-            self.note(screen.on_one_line(f"step {step}: held-out {figures}"))
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        if any(name.startswith("eval_") for name in values):
+            figures = "  ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in values.items())
+            self.text(step, "note", screen.on_one_line(f"step {step}: held-out {figures}"))
             return
-        if scalars.get("loss") is not None:
-            self._losses.append((step, scalars["loss"]))
+        if values.get("loss") is not None:
+            self._losses.append((step, values["loss"]))
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=_words(scalars))
+            self._bar.update(self._task, completed=step, description=_words(values))
             return
-        rate = scalars.get("samples_per_second") or 0
-        left = f"  left {_clock((self._steps - step) * scalars['step_seconds'])}" if rate else ""
-        self._row = f"step {step}/{self._steps}  {_words(scalars)}{left}"
+        rate = values.get("samples_per_second") or 0
+        left = f"  left {_clock((self._steps - step) * values['step_seconds'])}" if rate else ""
+        self._row = f"step {step}/{self._steps}  {_words(values)}{left}"
         if time.monotonic() - self._printed > LINE_SECONDS:
             self._print_row()
 
-    def note(self, text: str) -> None:
+    def text(self, step: int, name: str, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(screen.visible(text), markup=False, highlight=False)
         else:
             self._print_row()
             screen.say(text)
 
-    def close(self) -> None:
+    def end(self, result: Mapping[str, Any]) -> None:
         if self._bar is not None:
             self._bar.stop()
         self._print_row()

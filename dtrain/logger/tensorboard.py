@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.config import environment
+from dtrain.logger import Facts, Logger
 from dtrain.result import OF_THE_MACHINE
 from dtrain.storage import store
 
@@ -21,7 +22,7 @@ def preload() -> None:
     import tensorboard.summary.writer.event_file_writer  # noqa: F401
 
 
-class TensorBoard:
+class TensorBoard(Logger):
     """Scalars as `train/`, `eval/` and `speed/`, notes as text, the settings as hparams.
 
     Without torch.utils.tensorboard, whose import costs as much as torch's own.
@@ -33,36 +34,35 @@ class TensorBoard:
         self._scratch = None if store.is_local(self._url) else store.scratch("tensorboard", inside=there)
         self._folder = store.local_path(self._url) if self._scratch is None else self._scratch
         self._writer: Any = None
-        self._put, self._step = time.monotonic(), 0
+        self._put = time.monotonic()
         self._facts: Mapping[str, Any] = {}
         self._purged: int | None = None
         """The step from which on what earlier files hold is to be forgotten, until that is written."""
         self._notes: list[tuple[int, str]] = []
         """(step, text) from before the first row: the writer is imported with that."""
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        self._facts = facts
+    def begin(self, facts: Facts) -> None:
+        self._facts = facts.settings
 
     def back(self, step: int) -> None:
         self._purged = step + 1
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._step = step
-        numbers = {name: value for name, value in scalars.items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         self._write(step, *(Summary.Value(tag=tag(name), simple_value=value) for name, value in numbers.items()))
         self._write_notes()
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
             self._writer.flush()
             self._upload()
 
-    def note(self, text: str) -> None:
-        self._notes.append((self._step, text))
+    def text(self, step: int, name: str, text: str) -> None:
+        self._notes.append((step, text))
         if self._writer is not None:
             self._write_notes()
 
-    def close(self) -> None:
+    def end(self, result: Mapping[str, Any]) -> None:
         if self._writer is not None:
             self._writer.close()
             self._upload()

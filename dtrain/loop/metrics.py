@@ -24,6 +24,7 @@ from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, Words
 from dtrain.hook import numbers
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
+from dtrain.logger.facts import facts
 from dtrain.loop.spike import Spike
 from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
@@ -37,11 +38,6 @@ from dtrain.secrets.as_json import clean
 from dtrain.storage import attempts, store
 from dtrain.storage.jsonl import Journal
 
-PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
-DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
-"""Fields of the plan that loggers get."""
-OPTIONAL = ("begin", "back")
-"""Methods that a logger may lack."""
 OVERFLOWS = 10
 """Steps at the beginning of a run under fp16 that are reported if all of them are skipped."""
 IDLE_SECONDS = 1.0
@@ -63,22 +59,24 @@ class Log:
         self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
         self._plan, self._is_targetless = plan, False
+        self._ended: Mapping[str, Any] = {}
         self.start()
         self.last: dict[str, Any] = {}
         """The newest row; on rank 0."""
 
     def __enter__(self) -> "Log":
-        if self._mesh.rank == 0:
-            for name, part in self._plan.loggers.items():
-                try:
-                    logger = build(part, Logger, out=self._plan.out, steps=self._plan.steps)
-                    if begin := getattr(logger, "begin", None):
-                        begin(facts(self._plan))
-                    self._loggers[name] = logger
-                except DtrainError:
-                    raise
-                except Exception as error:  # as below
-                    self._left_out(name, error)
+        if self._rows is None or self._events is None:
+            return self
+        told = facts(self._plan, rows=str(self._rows.path), events=str(self._events.path))
+        for name, part in self._plan.loggers.items():
+            try:
+                logger = build(part, Logger, out=self._plan.out, steps=self._plan.steps)
+                logger.begin(told)
+                self._loggers[name] = logger
+            except DtrainError:
+                raise
+            except Exception as error:  # as below
+                self._left_out(name, error)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -90,7 +88,7 @@ class Log:
         if error is not None and not isinstance(error, KeyboardInterrupt):  # a request to stop is no failure
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {text_of(error)}")
-        self._tell("close")
+        self._tell("end", self._ended or _without_result(error, self._reached))
         with ExitStack() as stack:
             if error is not None:
                 stack.enter_context(suppress(StoreError))  # it must not hide the error
@@ -102,8 +100,9 @@ class Log:
         if self._events is not None:
             self._events.append({"time": time.time(), "event": name, **facts})
 
-    def note(self, text: str) -> None:
-        self._tell("note", secrets.masked(text))
+    def note(self, text: str, name: str = "note") -> None:
+        """Tell the loggers a text: of the run, or of the hook `name`."""
+        self._tell("text", self._reached or 0, name, secrets.masked(text))
 
     def warn(self, text: str) -> None:
         """Note what may cost a user rows or checkpoints: on standard error if there is no logger."""
@@ -232,7 +231,7 @@ class Log:
             scalars["mfu"] = self._at_peak / elapsed
         if "tokens_per_second" in scalars:
             scalars["tokens_per_second"] = pending[-1][2].count / elapsed
-        self._tell("log", scalars.pop("step"), scalars)
+        self._tell("scalars", scalars.pop("step"), scalars)
         self.start()
 
     def saves(self, ended: Iterable[Any]) -> None:
@@ -273,7 +272,7 @@ class Log:
     ) -> None:
         """Report held-out metrics: an event, and a row for the loggers. `best`: metric -> its best value and step."""
         self.event("evaluated", step=step, **scalars, **({"best": best} if best else {}))
-        self._tell("log", step, scalars)
+        self._tell("scalars", step, scalars)
         self.start()
 
     def figures_at(self, step: int) -> dict[str, float]:
@@ -302,7 +301,7 @@ class Log:
             )
         self.event(hook.lower(), step=step, **values)
         if "text" in values:
-            self.note(values["text"])
+            self.note(values["text"], hook)
         self.start()
 
     def widen(self, columns: Mapping[str, float]) -> None:
@@ -317,6 +316,7 @@ class Log:
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
         if self._mesh.rank == 0:
             self.durable()
+            self._ended = result.to_dict()
             text = json.dumps(clean(result.to_dict()), indent=1)
             store.write(store.join(self._plan.out, "result.json"), text.encode())
 
@@ -343,8 +343,7 @@ class Log:
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call the loggers. One that fails is named once and left out; training goes on."""
-        loggers = [pair for pair in self._loggers.items() if method not in OPTIONAL or hasattr(pair[1], method)]
-        for name, logger in loggers:
+        for name, logger in [*self._loggers.items()]:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:  # whatever a tracker raises must not end a run
@@ -373,18 +372,10 @@ def nan_if_none(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def facts(plan: Plan) -> dict[str, Any]:
-    """Dotted key -> value of the settings that decide numbers and speed of a run, without secrets."""
-    values, settings = plan.to_dict(), dict[str, Any]()
-    left = [(name, values[name]) for name in DECIDES]
-    while left:
-        key, value = left.pop(0)
-        if isinstance(value, Mapping):
-            left += [(f"{key}.{name}", item) for name, item in value.items() if name != "_about_"]
-        elif value is not None:
-            settings[key] = value
-    redacted: dict[str, Any] = clean(settings)
-    return redacted
+def _without_result(error: BaseException | None, step: int | None) -> dict[str, Any]:
+    """The end of a run that has no result, as loggers are told of it."""
+    told: dict[str, Any] = {"status": "stopped" if isinstance(error, StopRequested) else "failed", "step": step or 0}
+    return told | ({"error": f"{type(error).__name__}: {text_of(error)}"} if error is not None else {})
 
 
 def short(number: int) -> str:

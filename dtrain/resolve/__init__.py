@@ -28,6 +28,7 @@ from dtrain.resolve import (
     epochs,
     fit,
     lightning,
+    loggers,
     loop,
     machine,
     mesh,
@@ -112,6 +113,7 @@ RULES: tuple[Rule, ...] = (
     fit.parts,
     trust.targets,
     targets.arguments,
+    loggers.methods,
     loop.words,
 )
 LENGTH: tuple[Rule, ...] = (epochs.steps, epochs.periods, conflicts.contradictions)

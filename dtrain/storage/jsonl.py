@@ -52,6 +52,8 @@ class Journal:
         else:
             self._scratch = store.scratch("journal", inside=os.environ.get(environment.REPORTS))
             self._path = self._scratch / "rows.jsonl"
+        self.path = self._path
+        """The local file, which others may read."""
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
         self._lines, self._bytes, self._unwritten, self._lost = deque[bytes](), 0, 0, 0

@@ -67,7 +67,7 @@ BEHIND = {
         "shard=",
         "names=",
     ),
-    "runs": ("best", "rm", "sort=", "figure=", "best_is="),
+    "runs": ("best", "rm", "send", "sort=", "figure=", "best_is="),
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
     "tokenize": ("to=", "tokenizer=", "column=", "shard=", "workers=", "cache="),

@@ -1,11 +1,12 @@
-"""`dtrain runs [best | rm] [folder or URL] [sort=<column>]`: lists runs, one per line: name, start, step, held-out
-metrics, status and changed words.
+"""`dtrain runs [best | rm | send] [folder or URL] [sort=<column>]`: lists runs, one per line: name, start, step,
+held-out metrics, status and changed words.
 
     dtrain runs                              the runs below ./outputs and ./runs
     dtrain runs s3://bucket/sweep sort=eval_loss       the best last; any column or word; sort=-step is descending
     dtrain runs best runs/sweep              the run with the best held-out metric; the objective says which is better
     dtrain runs best runs/sweep figure=eval_f1 best_is=highest     by another metric
     dtrain runs rm runs/a runs/b             asks, then removes them completely, unless in use
+    dtrain runs send runs/a                  sends its trackers (logger=[wandb]) what they lack, from its files
 
 Words that all runs share are printed once, above the table; runs that differ in their seed alone have a row of mean and
 standard deviation below it. Only `rm` changes anything.
@@ -25,13 +26,14 @@ from dtrain.compose import connect, provenance
 from dtrain.config.word import cut
 from dtrain.errors import LeaseError, StoreError, WordsError, nearest
 from dtrain.launcher import detached
+from dtrain.logger import again
 from dtrain.report import runs, seeds
 from dtrain.report.runs import Run
 from dtrain.secrets import masked, screen
 from dtrain.storage import lease, store
 
 HERE = ("outputs", "runs")
-ACTS = ("best", "rm")
+ACTS = ("best", "rm", "send")
 TAKES = ("sort", "figure", "best_is")
 WAITING = (runs.NEVER, "preempted", "died")
 """Of runs whose job may be in the queue."""
@@ -44,6 +46,8 @@ def run(words: Sequence[str]) -> int:
     options, places = _read(words[1:] if act else words, act)
     if act == "rm":
         return _remove(places)
+    if act == "send":
+        return _send(places)
     named = len(places) == 1 and places[0] in words
     entries = [entry for place in places for entry in _below(place, whole=not named)]
     if not entries:
@@ -73,7 +77,7 @@ def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
     ]
     options = {name: value for name, value in named if not name.startswith("out_options.")}
     places = [word.rstrip("/") or word for word in words if word.partition("=")[::2] not in named]
-    takes = {"": TAKES[:1], "best": TAKES[1:], "rm": ()}[act]
+    takes = {"": TAKES[:1], "best": TAKES[1:], "rm": (), "send": ()}[act]
     problems = [
         f"{cut(masked(name))}=: {f'runs {act}'.strip()} does not take it.{nearest(name, takes) if takes else ''}"
         for name in options
@@ -86,8 +90,8 @@ def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
     ]
     if options.get("best_is", "lowest") not in ("lowest", "highest"):
         problems.append(f"best_is={cut(options['best_is'])}: allowed: lowest, highest. Type best_is=lowest.")
-    if act == "rm" and not places:
-        problems.append("runs rm: no run is named. Type dtrain runs rm <a run> <another>.")
+    if act in ("rm", "send") and not places:
+        problems.append(f"runs {act}: no run is named. Type dtrain runs {act} <a run> <another>.")
     if problems:
         raise WordsError(*problems)
     places = places or [name for name in HERE if store.local_path(name).is_dir()]
@@ -226,6 +230,17 @@ def _word(key: str, text: str) -> str:
 
 def _when(began: float | None) -> str:
     return "-" if began is None or not math.isfinite(began) else time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
+
+
+# trackers
+
+
+def _send(places: Sequence[str]) -> int:
+    """Send what the trackers of runs lack. Raises StoreError for a run without any."""
+    said = [(place, word, text) for place in places for word, text in again.send(place).items()]
+    for place, word, text in said:
+        screen.say(screen.on_one_line(f"{place}: {word}: {masked(text) or 'it has everything'}"))
+    return 0
 
 
 # removal

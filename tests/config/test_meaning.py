@@ -18,7 +18,7 @@ from dtrain.config.verbs import VERBS as OUR_VERBS
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import resolve
 
-EARLY, LOGGERS = "stop.metric=eval_loss stop.patience=3", "logger=[console,tensorboard]"
+EARLY, LOGGERS = "stop.metric=eval_loss stop.patience=3", "logger=[console] and those you want"
 HUB, IMAGES = (
     "model=hf model.name=<its name at Hugging Face, or its folder>",
     "data=images data.path=<folder of class folders>",
@@ -81,12 +81,14 @@ num_processes=4 -> devices=4
 --rdzv_endpoint=a:1 -> launcher=local launcher.here=1 launcher.address=<host>:<port>
 --standalone -> Leave it out
 --hostfile hosts -> launcher=ssh launcher.hosts=[<host>,<host>] nodes=2
-logger=wandb -> {LOGGERS}
-logger=mlflow -> {LOGGERS}
-logger=csv -> {LOGGERS}
-report_to=wandb -> {LOGGERS}
+logger=neptune -> {LOGGERS}
+logger=wandblogger -> logger=[wandb]
+logger=csvlogger -> logger=[csv]
+report_to=wandb -> logger=[console,wandb]
+report_to=neptune -> {LOGGERS}
 report_to=none -> logger=[console]
-wandb_log=True -> {LOGGERS}
+wandb_log=True -> logger=[console,wandb]
+wandb_project=mine -> logger=[console,wandb] logger.wandb.project=mine
 resume_from_checkpoint=runs/a -> {AGAIN}
 ckpt_path=last.ckpt -> {AGAIN}
 resume=true -> resume=auto

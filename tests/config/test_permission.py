@@ -69,6 +69,7 @@ def test_a_closed_key_may_say_what_is_so_anyway() -> None:
 
 def test_words_of_ones_own_are_chosen_for_what_is_trained_alone() -> None:
     assert is_choice_of_ours("model", "mine") and is_choice_of_ours("logger", ["console"])
+    assert not is_choice_of_ours("logger", ["console", "wandb"]), "it sends what a run writes to others"
     assert not is_choice_of_ours("logger", ["console", "mine"]) and not is_choice_of_ours("strategy", "mine")
 
 

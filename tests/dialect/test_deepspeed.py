@@ -85,7 +85,10 @@ def test_a_foreign_optimizer() -> None:
         "schedule.warmup": 0,
         "clip": None,
         "precision": "fp32",
+        "logger": ["console", "comet"],
+        "logger.comet.project": "bert",
     }
+    assert "environment" in read.told("refused")["comet.api_key"]
     assert "unknown optimizer OneBitAdam" in read.told("refused")["optimizer.params.freeze_step"]
 
 

@@ -23,7 +23,7 @@ def test_a_script() -> None:
     assert read.words == {
         "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2,
         "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_val_loss",
-        "checkpoint.best_is": "lowest", "checkpoint.every": 500, "logger": ["console", "tensorboard"],
+        "checkpoint.best_is": "lowest", "checkpoint.every": 500, "logger": ["console", "tensorboard", "wandb"], "logger.wandb.project": "faces",
         "stop.metric": "eval_val_loss", "stop.best_is": "lowest", "stop.patience": 5,
     }  # fmt: skip
     refused = read.told("refused")

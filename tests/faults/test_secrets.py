@@ -1,6 +1,7 @@
 """Fifty shapes of secrets through every channel of real runs: found nowhere under `out`, nowhere on the screen, in no command line."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -47,6 +48,9 @@ def nested(words: Sequence[tuple[str, str]]) -> dict[str, object]:
 
 ARGUMENTS = [(key_of(number, shape), shape.text) for number, shape in enumerate(TOLD)]
 WORDS = [f"hook.leak.{key}={value}" for key, value in ARGUMENTS]
+STORES = {"csv": "", "wandb": "logger.wandb.mode=offline", "mlflow": "logger.mlflow.uri=file:{}/left/mlruns"}
+TRACKERS = [name for name in STORES if name == "csv" or importlib.util.find_spec(name)]
+"""Trackers that are installed, with what keeps them on this disk."""
 CORES = [shape.core for shape in (*TOLD, *FOUND)]
 
 
@@ -67,6 +71,7 @@ class Place:
             "MY_SERVICE_PASSWORD": "in-the-environment-17",
         }
         self.environment |= {"XDG_CACHE_HOME": str(folder / "left/cache"), "TMPDIR": str(folder / "left/tmp")}
+        self.environment |= {"XDG_DATA_HOME": str(folder / "left/data"), "XDG_CONFIG_HOME": str(folder / "left/config")}
         (folder / "left/tmp").mkdir(parents=True)
 
     def run(self, *words: str) -> tuple[int, str]:
@@ -215,8 +220,10 @@ def test_plans_mistakes_and_sweeps_tell_none(place: Place) -> None:
 @pytest.mark.slow
 def test_verbs_that_look_tell_none(place: Place) -> None:
     words, out = small(place.folder), f"out={place.folder}/left/run"
-    code, said = place.run(*words, out)
+    stores = [word for name in TRACKERS for word in STORES[name].format(place.folder).split()]
+    code, said = place.run(*words, out, f"logger=[console,{','.join(TRACKERS)}]", *stores)
     assert code == 0, said
+    assert {each.stem for each in (place.folder / "left/run/trackers").iterdir()} == {*TRACKERS}
     code, said = place.run("evaluate", out, "trust=[leaky]")
     assert code == 0 and "loss" in said, said
     code, said = place.run("verify", *words, f"out={place.folder}/left/verified", "verify.steps=1")

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -14,6 +15,7 @@ from chat import talks
 from data import drawn
 from data.files import rows, write
 
+import dtrain
 from dtrain.cluster import Cluster
 from dtrain.config.schema import ALLOWED, GROUPS, Schema
 from dtrain.recipe import folder
@@ -169,6 +171,7 @@ HELD = {
         "python -m dtrain steps=200 out=runs/base": "the same",
         "python -m dtrain steps=50 init=runs/base out=runs/qlora": "the same",
     },
+    "trackers.md": {"from pathlib import Path": "test_the_example_of_a_logger_is_told_of_a_run"},
     "evaluating.md": {
         "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
@@ -274,6 +277,16 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
     }
     for name, text in shown.items():
         assert (ROOT / "tests/outside" / name).read_text().startswith(text.rstrip("\n")), name
+
+
+def test_the_example_of_a_logger_is_told_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {}
+    exec(block("docs/trackers.md", "from pathlib import Path"), space)
+    result = dtrain.run("data=synthetic", "model=mlp", "steps=4", "log.every=2", out=tmp_path, logger=space["Lines"])
+    first, second, third, evaluated = (tmp_path / "lines.txt").read_text().splitlines()
+    assert first == f"{tmp_path.name}: lr 0.001" and second.startswith("2 {") and third.startswith("4 {'seen'")
+    assert evaluated.startswith("4 {'eval_loss'")
+    assert f"finished after {result.step} steps" in capsys.readouterr().out
 
 
 @pytest.mark.campaign("documents")

@@ -12,8 +12,8 @@ from pool import ranks
 from small import plan
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
+from dtrain.logger.facts import facts
 from dtrain.logger.tensorboard import TensorBoard
-from dtrain.loop.metrics import facts
 from dtrain.train import train
 
 
@@ -32,9 +32,9 @@ def values(folder: Path) -> list[tuple[int, Any]]:
 
 def test_every_scalar_is_read_back(tmp_path: Path) -> None:
     board = TensorBoard(out=str(tmp_path), steps=10)
-    board.log(1, {"loss": 2.5, "lr_head": 0.5, "peak_bytes": 1024, "tokens_per_second": 9.0})
-    board.log(2, {"eval_loss": 2.25})
-    board.close()
+    board.scalars(1, {"loss": 2.5, "lr_head": 0.5, "peak_bytes": 1024, "tokens_per_second": 9.0})
+    board.scalars(2, {"eval_loss": 2.25})
+    board.end({"status": "finished"})
     assert events(tmp_path / "tensorboard") == [
         (1, "train/loss", 2.5), (1, "train/lr_head", 0.5), (1, "speed/peak_bytes", 1024.0), (1, "speed/tokens_per_second", 9.0), (2, "eval/loss", 2.25),
     ]  # fmt: skip
@@ -42,10 +42,10 @@ def test_every_scalar_is_read_back(tmp_path: Path) -> None:
 
 def test_texts_are_read_back_at_their_steps_as_they_stand(tmp_path: Path) -> None:
     board = TensorBoard(out=str(tmp_path), steps=10)
-    board.note("42 parameters")
-    board.log(5, {"loss": 2.5})
-    board.note("\n# no heading\n  said the model\n")
-    board.close()
+    board.text(0, "note", "42 parameters")
+    board.scalars(5, {"loss": 2.5})
+    board.text(5, "sample", "\n# no heading\n  said the model\n")
+    board.end({"status": "finished"})
     texts = [(step, value) for step, value in values(tmp_path / "tensorboard") if value.tag == "notes"]
     assert [(step, value.tensor.string_val[0].decode()) for step, value in texts] == [
         (0, "    42 parameters\n"), (5, "    # no heading\n      said the model\n"),
@@ -59,8 +59,8 @@ def test_what_decides_the_run_is_its_hparams_and_secrets_are_not(tmp_path: Path)
     made = plan("optim.lr=0.5", "checkpoint.keep=7")
     board = TensorBoard(out=str(tmp_path), steps=10)
     board.begin(facts(made))
-    board.log(1, {"loss": 2.5})
-    board.close()
+    board.scalars(1, {"loss": 2.5})
+    board.end({"status": "finished"})
     (content,) = [
         value.metadata.plugin_data.content
         for _, value in values(tmp_path / "tensorboard")
@@ -75,8 +75,8 @@ def test_what_decides_the_run_is_its_hparams_and_secrets_are_not(tmp_path: Path)
 
 def test_a_loss_that_is_no_number_is_kept_and_a_missing_one_is_not(tmp_path: Path) -> None:
     board = TensorBoard(out=str(tmp_path), steps=10)
-    board.log(1, {"loss": math.nan, "norm": None})  # type: ignore[dict-item]
-    board.close()
+    board.scalars(1, {"loss": math.nan, "norm": None})  # type: ignore[dict-item]
+    board.end({"status": "finished"})
     ((step, tag, value),) = events(tmp_path / "tensorboard")
     assert (step, tag) == (1, "train/loss")
     assert math.isnan(value)
@@ -107,7 +107,7 @@ def test_a_run_that_goes_on_from_an_older_step_has_each_point_once(tmp_path: Pat
 
 
 def test_a_run_that_logs_nothing_leaves_nothing(tmp_path: Path) -> None:
-    TensorBoard(out=str(tmp_path), steps=10).close()
+    TensorBoard(out=str(tmp_path), steps=10).end({"status": "finished"})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,8 +115,8 @@ def test_remote_storage_has_the_file_at_the_end(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     board = TensorBoard(out="memory://board", steps=10)
-    board.log(1, {"loss": 2.5})
-    board.close()
+    board.scalars(1, {"loss": 2.5})
+    board.end({"status": "finished"})
     fsspec.filesystem("memory").get("/board/tensorboard", str(tmp_path / "copy"), recursive=True)
     assert events(tmp_path / "copy") == [(1, "train/loss", 2.5)]
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -14,6 +14,7 @@ from torch import nn
 
 from dtrain.checkpoint.state import TrainState
 from dtrain.lifecycle.slowdown import Slowdown
+from dtrain.logger import Logger
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
@@ -26,20 +27,20 @@ from dtrain.storage import store
 TOLD: list[tuple[Any, ...]] = []
 
 
-class Remembering:
+class Remembering(Logger):
     """A logger that keeps what it is told."""
 
     def __init__(self, *, out: str, steps: int) -> None:
         TOLD.append(("built", out, steps))
 
-    def log(self, step: int, scalars: Any) -> None:
-        TOLD.append((step, dict(scalars)))
+    def scalars(self, step: int, values: Any) -> None:
+        TOLD.append((step, dict(values)))
 
-    def note(self, text: str) -> None:
-        TOLD.append(("note", text))
+    def text(self, step: int, name: str, text: str) -> None:
+        TOLD.append((name, text))
 
-    def close(self) -> None:
-        TOLD.append(("closed",))
+    def end(self, result: Any) -> None:
+        TOLD.append(("ended", result["status"]))
 
 
 class Failing(Remembering):
@@ -54,14 +55,14 @@ class Failing(Remembering):
         if self.fails_in == where:
             raise ConnectionError("no network")
 
-    def log(self, step: int, scalars: Any) -> None:
-        self._fail("log")
+    def scalars(self, step: int, values: Any) -> None:
+        self._fail("scalars")
 
-    def note(self, text: str) -> None:
-        self._fail("note")
+    def text(self, step: int, name: str, text: str) -> None:
+        self._fail("text")
 
-    def close(self) -> None:
-        self._fail("close")
+    def end(self, result: Any) -> None:
+        self._fail("end")
 
 
 def with_loggers(out: Path, every: int, *names: str) -> Plan:
@@ -140,13 +141,13 @@ def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
     zero, one = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 3, "Remembering")), dp_replicate=2)
     assert one == []
     assert zero[0] == ("built", str(tmp_path), 6)
-    assert [call[0] for call in zero[1:]] == ["note", 3, 6, "note", 6, "closed"]
+    assert [call[0] for call in zero[1:]] == ["note", 3, 6, "note", 6, "ended"]
     assert zero[2][1]["loss"] == pytest.approx(3)
     assert "step" not in zero[2][1]
     assert zero[5] == (6, {"eval_loss": 2.0})
 
 
-@pytest.mark.parametrize("where", ["init", "log", "note", "close"])
+@pytest.mark.parametrize("where", ["init", "scalars", "text", "end"])
 def test_a_logger_that_fails_is_named_once_and_left_out(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +188,7 @@ def test_steps_that_were_finished_before_an_error_have_rows(tmp_path: Path, rank
     assert [(row["step"], row["norm"]) for row in written] == [(step, 0.5 * step) for step in range(1, 7)]
     losses = [1, 2, 3, 4, 5, 6] if ranks == 1 else [2, 4, 6, 8, None, None]  # their sum is with both ranks
     assert [row.get("loss") for row in written] == losses
-    assert [call[0] for call in told[1:]] == [4, 6, "closed"]
+    assert [call[0] for call in told[1:]] == [4, 6, "ended"]
     assert ("loss" in told[2][1]) == (ranks == 1)
 
 

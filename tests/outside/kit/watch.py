@@ -4,18 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dtrain.logger import Facts, Logger
 
-class Lines:
+
+class Lines(Logger):
     def __init__(self, out: str, steps: int, name: str) -> None:
         self.path = Path(out) / name
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+    def begin(self, facts: Facts) -> None:
+        self.write(f"{facts.name} {facts.settings['optim.lr']}")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.write(f"{step} {values.get('loss')}")
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        self.write(f"{result['status']} after {result['step']}")
+
+    def write(self, line: str) -> None:
         with self.path.open("a") as file:
-            file.write(f"{step} {scalars.get('loss')}\n")
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+            file.write(f"{line}\n")
 
 
 class Pulse:

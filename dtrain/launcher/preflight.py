@@ -395,7 +395,6 @@ def _resume(plan: Plan) -> Iterable[str]:
 
 OF_NODE = (_machine, _gpus, limits, _loopback, rows, _packages, _hub, trackers.problems)
 """Checks of the host on which ranks run."""
-ALONE = (_gpus, _loopback, trackers.problems)
-"""Of them those of the host that has the first rank."""
+ALONE = (_gpus, _loopback, trackers.problems)  # of the host that has the first rank
 OF_RUN = (_address, _source, teacher.problems, _resume)
 """Checks of the command's host, and of the storage."""

@@ -22,6 +22,7 @@ from dtrain.checkpoint.state import TrainState
 from dtrain.config import environment
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError, WordsError, text_of
 from dtrain.hook import numbers
+from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.logger.facts import facts

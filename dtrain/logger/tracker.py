@@ -17,10 +17,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
+from dtrain import secrets
 from dtrain.logger import Facts, Logger
 from dtrain.logger.journals import Row
 from dtrain.secrets import masked, screen
 from dtrain.secrets.as_json import clean
+from dtrain.storage import options
 
 PATIENCE = 20.0
 """Seconds that the end of a run waits for its trackers."""
@@ -94,7 +96,8 @@ class Tracker(Logger):
         )  # fmt: skip
         assert self._process.stdout
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts))
+        held = {"storage": options.hand_over(), "secrets": secrets.hand_over()}
+        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts), **held)
 
     def back(self, step: int) -> None:
         self._tell(back=step)

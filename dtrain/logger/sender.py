@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtrain import secrets
 from dtrain.errors import StoreError, text_of
 from dtrain.logger.journals import Journals
 from dtrain.logger.tracker import FOLDER, PATIENCE, Run, Tracker
@@ -213,7 +212,6 @@ def main() -> None:
 
     inbox = Inbox(sys.stdin.buffer)
     asked = inbox.next()
-    secrets.take_over(asked["secrets"])
     options.take_over(asked["storage"])
     with alone(asked["facts"]["out"], asked["word"]):
         serve(Sender(made(asked["word"], asked["arguments"]), asked["facts"], say), inbox)

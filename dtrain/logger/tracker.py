@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
-from dtrain import secrets
 from dtrain.logger import Facts, Logger
 from dtrain.logger.journals import Row
 from dtrain.secrets import masked, screen
@@ -96,8 +95,8 @@ class Tracker(Logger):
         )  # fmt: skip
         assert self._process.stdout
         os.set_blocking(self._process.stdout.fileno(), False)
-        held = {"storage": options.hand_over(), "secrets": secrets.hand_over()}
-        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts), **held)
+        # with the options are the secrets that it is to mask
+        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts), storage=options.hand_over())
 
     def back(self, step: int) -> None:
         self._tell(back=step)

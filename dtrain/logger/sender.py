@@ -10,11 +10,11 @@ import importlib
 import json
 import os
 import queue
-import secrets as drawn
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from dtrain.errors import StoreError, text_of
 from dtrain.logger.journals import Journals
 from dtrain.logger.tracker import FOLDER, PATIENCE, Run, Tracker
 from dtrain.secrets.as_json import clean
-from dtrain.storage import store
+from dtrain.storage import options, store
 
 PERIOD = 0.5
 """Seconds between two looks at the files."""
@@ -103,7 +103,7 @@ class Sender:
         facts, tracker = self._facts, self._tracker
         if self._run is None:
             there = noted(facts["out"], tracker.word)
-            identity = there.get("id") or drawn.token_hex(4)
+            identity = there.get("id") or uuid.uuid4().hex[:8]
             note(
                 facts["out"], tracker.word, {**there, "id": identity, "arguments": tracker.arguments(), "facts": facts}
             )
@@ -212,6 +212,7 @@ def main() -> None:
 
     inbox = Inbox(sys.stdin.buffer)
     asked = inbox.next()
+    options.take_over(asked["storage"])
     with alone(asked["facts"]["out"], asked["word"]):
         serve(Sender(made(asked["word"], asked["arguments"]), asked["facts"], say), inbox)
     os._exit(0)  # clients have threads that wait

@@ -21,6 +21,7 @@ from dtrain.logger import Facts, Logger
 from dtrain.logger.journals import Row
 from dtrain.secrets import masked, screen
 from dtrain.secrets.as_json import clean
+from dtrain.storage import options
 
 PATIENCE = 20.0
 """Seconds that the end of a run waits for its trackers."""
@@ -94,7 +95,8 @@ class Tracker(Logger):
         )  # fmt: skip
         assert self._process.stdout
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts))
+        # with the options are the secrets that it is to mask
+        self._tell(word=self.word, arguments=self.arguments(), facts=asdict(facts), storage=options.hand_over())
 
     def back(self, step: int) -> None:
         self._tell(back=step)

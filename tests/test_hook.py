@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dtrain.errors import WordsError
-from dtrain.hook import gives_none, numbers, plain
+from dtrain.hook import figure, gives_none, numbers, plain
 from dtrain.hook.sample import Sample
 from dtrain.loop.metrics import Log
 from dtrain.storage.jsonl import Journal
@@ -25,7 +25,7 @@ def test_numbers_are_figures_and_the_rest_is_not() -> None:
         },
         "Mine",
     )
-    assert numbers(said) == {"eval_f1": 0.5, "eval_auc": 1.0}
+    assert {figure(name): value for name, value in numbers(said).items()} == {"eval_f1": 0.5, "eval_auc": 1.0}
 
 
 @pytest.mark.parametrize("said", [[1], 3.0, {1: 2.0}])

@@ -119,14 +119,14 @@ def _rank(made: Plan, fault: "Fault | None") -> Rehearsed:
     if fault:
         plant(fault)
     with rehearsed() as device:
-        beat = Watchdog.beat
+        beat = Watchdog.begin_step
 
         def counted(self: Watchdog, step: int, seen: int) -> None:
             device.step = step
             beat(self, step, seen)
 
         with (
-            patch.object(Watchdog, "beat", counted),
+            patch.object(Watchdog, "begin_step", counted),
             patch.object(stream, "BLOCK_STEPS", 2),
             patch.object(spike, "LAG", LAG),
         ):

@@ -130,7 +130,7 @@ def watch(clock: Clock) -> None:
         (Sharded, "save", "checkpoint"),
         (Sharded, "wait", "checkpoint"),
         (Sharded, "restore", "checkpoint"),
-        (Sharded, "landed", "checkpoint"),
+        (Sharded, "finished_saves", "checkpoint"),
     ):
         setattr(owner, name, clock.timed(phase, getattr(owner, name)))
 

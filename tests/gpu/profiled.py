@@ -61,17 +61,17 @@ def each_step(call: Callable[[int], None]) -> Iterator[None]:
     """`call` gets the number of every step of dtrain's loop in this process, before the step."""
     from dtrain.lifecycle.watchdog import Watchdog
 
-    beat = Watchdog.beat
+    beat = Watchdog.begin_step
 
     def watched(self: Watchdog, step: int, seen: int) -> None:
         call(step)
         beat(self, step, seen)
 
-    Watchdog.beat = watched  # type: ignore[method-assign]
+    Watchdog.begin_step = watched  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Watchdog.beat = beat  # type: ignore[method-assign]
+        Watchdog.begin_step = beat  # type: ignore[method-assign]
 
 
 class Overlap:

@@ -105,9 +105,16 @@ def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("line", ["raise ValueError('planned')", "raise SystemExit(3)"])
-def test_a_module_that_cannot_be_imported_is_told_by_a_rank(line: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(line)
+def test_a_module_that_ends_the_process_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)")
+    run = begun(tmp_path, "dtrain", *WORDS, "devices=2", "out=run")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 2
+    assert "importing mine" in output.lower() and "Traceback" not in output, output
+
+
+def test_a_module_that_cannot_be_imported_is_told_by_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise ValueError('planned')")
     run = begun(tmp_path, "dtrain", *WORDS, "devices=2", "out=run")
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 1

@@ -173,6 +173,16 @@ def other_length(plan: Plan, epochs: float | None) -> int | None:
     return int(there["steps"]) if isinstance(asked, dict) and asked.get("epochs") == epochs else None
 
 
+def no_longer_kept(plan: Plan) -> list[str]:
+    """The words by which the run under `out` kept checkpoints that `plan` will remove. Call `finished` first."""
+    there = described(plan.out) if plan.resume != "never" else None
+    before = (there or {}).get("checkpoint") or {}
+    words = {
+        name: before[name] for name in ("keep_every", "best") if before.get(name) and not plan.checkpoint.get(name)
+    }
+    return [f"checkpoint.{name}={value}" for name, value in words.items()]
+
+
 TUNED = {"optim", "schedule", "clip"}
 """Keys that a run may change as it goes on from another."""
 

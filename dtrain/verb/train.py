@@ -16,7 +16,7 @@ from dtrain.config.word import typed_at
 from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
-from dtrain.launcher.run import finished, other_length
+from dtrain.launcher.run import finished, no_longer_kept, other_length
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
 from dtrain.recipe import requires
@@ -92,6 +92,11 @@ def one(config: Config) -> Result:
 def _notes(config: Config, plan: Plan) -> Iterable[str]:
     if config.sweep.space:
         yield f"sweep.space ({config.sources['sweep.space']}): this is one run. Type -m to sweep."
+    if kept := no_longer_kept(plan):
+        yield (
+            f"{' '.join(kept)} was asked of this run before. The checkpoints that it kept are removed by the next "
+            "saves: type it again to keep them."
+        )
     if steps := other_length(plan, config.epochs):
         yield (
             f"epochs={config.epochs:g} counts the rows that are there now: {plan.steps} steps. This run began with "

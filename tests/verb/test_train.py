@@ -89,3 +89,11 @@ def test_a_finished_run_goes_on_by_the_word_that_ended_it(
 def test_a_loss_that_four_decimals_do_not_show_has_digits(loss: float, shown: str) -> None:
     said = train.farewell(planned(1 << 30), Result("finished", 5, loss, 1.0))
     assert f"last step's loss {shown} ·" in said
+
+
+def test_checkpoints_that_a_resume_no_longer_keeps_are_told(tmp_path: Path) -> None:
+    words = ("model=mlp", "data=synthetic", "steps=6", "checkpoint.every=2", "logger=[]", "launcher=inline", "out=run")
+    first = commands.run(*words, "checkpoint.keep_every=2", "stop_after=4", cwd=tmp_path)
+    again = commands.run(*words, cwd=tmp_path)
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert "checkpoint.keep_every=2 was asked of this run before" in again.stderr

@@ -56,10 +56,26 @@ def scratch(prefix: str) -> Iterator[Path]:
     first.
     """
     for old in Path(tempfile.gettempdir()).glob(f"dtrain-{prefix}-*"):
-        if old.stat().st_uid == os.getuid():
-            remove_unused(old)
-    with in_use(store.scratch(prefix)) as folder:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another process may remove it at the same time
+            if old.stat().st_uid == os.getuid():
+                remove_unused(old)
+    folder, place = _locked(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(place)
+
+
+def _locked(prefix: str) -> tuple[Path, int]:
+    """A new folder, and a descriptor that holds its lock. One that another process removed before it was locked is
+    made again.
+    """
+    while True:
+        folder = store.scratch(prefix)
+        with suppress(FileNotFoundError):
+            place = os.open(folder, os.O_RDONLY)
+            fcntl.flock(place, fcntl.LOCK_SH)
+            if folder.exists():
+                return folder, place
+            os.close(place)

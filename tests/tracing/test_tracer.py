@@ -245,7 +245,7 @@ def test_weights_are_known_where_the_data_is_not_here() -> None:
 def test_of_a_model_that_takes_its_vocabulary_from_a_tokenizer_that_is_not_here_the_tokenizer_is_told() -> None:
     shapes, model = tracer.trace(plan("data.tokenizer=not/here.json"))
     assert model is None
-    assert "not/here.json: it does not exist" in shapes.unknown
+    assert "not/here.json: it does not exist" in str(shapes)
 
 
 def test_a_model_is_traced_once_for_all_that_leaves_its_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

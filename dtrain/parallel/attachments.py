@@ -77,7 +77,9 @@ class Attachments:
         if not any(self._originals[name].reference() is not None for name in names):
             return None
         gc.collect()
-        alive = {name: parameter for name in names if (parameter := self._originals[name].reference()) is not None}
+        # a walrus in the comprehension would make a cell of this frame, which looks like a closure of the user's
+        originals = ((name, self._originals[name].reference()) for name in names)
+        alive = {name: parameter for name, parameter in originals if parameter is not None}
         owners = {id(each): name for name, parameter in alive.items() for each in _handles(parameter)}
         handles = [each for parameter in alive.values() for each in _handles(parameter)]
         for holder in gc.get_referrers(*handles):

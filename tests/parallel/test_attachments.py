@@ -68,6 +68,30 @@ class OnMeta(nn.Linear):
         self.weight.register_hook(lambda grad: grad)
 
 
+FAILED: list[Exception] = []
+
+
+class Caught(PerHead):
+    """Keeps an error of its own making, as a log does, and so the frame in which a parameter had a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = self.down.bias
+        try:
+            raise ImportError(f"{last.ndim} dims are no package")
+        except ImportError as error:
+            FAILED.append(error)
+
+
+def split() -> bool:
+    with Gloo(timeout=60).open():
+        return isinstance(wrapped(Caught, STRATEGIES["ddp"], {"tp": 2}).down.weight, DTensor)
+
+
+def test_a_frame_that_has_ended_is_no_closure_of_the_users() -> None:
+    assert resident(2, split) == [True, True]
+
+
 def wrapped(kind: type[nn.Module], strategy: Any, degrees: dict[str, int], device: str = "cpu") -> nn.Module:
     with torch.device(device):
         model = kind()

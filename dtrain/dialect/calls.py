@@ -112,6 +112,7 @@ def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
 
 
 def last(node: ast.expr) -> str:
+    """The last part of a dotted name; empty for another expression."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Collection
 from typing import Any
 
+from dtrain.dialect.calls import Script, last
 from dtrain.dialect.ledger import Differs
-from dtrain.dialect.made import Made, Script, last, made
+from dtrain.dialect.made import Made, made
 
 SEEDS = ("seed_everything", "manual_seed")
 GATHERED = ("EarlyStopping", "ModelCheckpoint")

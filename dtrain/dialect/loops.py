@@ -7,8 +7,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from dtrain.dialect.calls import Script, last
 from dtrain.dialect.ledger import Code, Differs
-from dtrain.dialect.made import WRAPPERS, Script, last, made
+from dtrain.dialect.made import WRAPPERS, made
 from dtrain.dialect.terms import DEFAULTS
 
 LOOP = "loop"

@@ -2,22 +2,15 @@
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from dtrain.dialect.calls import Script, last
 from dtrain.dialect.ledger import Code, Ledger, flatten, show
 
 WRAPPERS = {
     "DistributedDataParallel": "ddp", "DDP": "ddp", "FullyShardedDataParallel": "fsdp", "FSDP": "fsdp",
     "fully_shard": "fsdp",
 }  # fmt: skip
-
-
-class Script(Protocol):
-    """The values of a file that are known without running it."""
-
-    def value(self, node: ast.expr, deep: int = 0) -> Any: ...
-
-    def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]: ...
 
 
 class Made(Code):
@@ -66,13 +59,6 @@ def named(word: str, thing: Any, ledger: Ledger) -> str:
     typed += f" trust=[{target.partition('.')[0]}]"
     is_run = thing.target.startswith(".") and not thing.is_guarded
     return f"{typed} once the class is in a file that trains nothing" if is_run else typed
-
-
-def last(node: ast.expr) -> str:
-    """The last part of a dotted name; empty for another expression."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _literals(arguments: Mapping[str, Any], parameters: Sequence[str]) -> dict[str, Any]:

@@ -16,10 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from dtrain.storage import web
 
-REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that a remote recipe may name: none of them opens files of this machine, or sends its credentials to another
-machine.
-"""
 OPENS = re.compile(
     r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|"
     r"init(?:_names)?|fork|teacher|checkpoint|ckpt|weights_file)$"
@@ -54,7 +50,7 @@ def refusal(key: str, value: str, beside: str) -> str | None:
         scheme, sign = match.groups()
         if sign == "::" or (sign == ":/" and scheme.lower() not in ("http", "https")):
             return f"cannot open {scheme}:"
-        if scheme.lower() not in REACHABLE and not _is_beside(value[match.start(1) :], beside):
+        if scheme.lower() not in web.REACHABLE and not _is_beside(value[match.start(1) :], beside):
             return f"cannot open {scheme}://"
     for url in URL.findall(value):
         if not _is_beside(url, beside) and is_private(host := _host(url)):

@@ -20,10 +20,10 @@ from dtrain.config.files import recipes
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe import project
-from dtrain.recipe.fetch import REACHABLE, named_hosts, refusal, resolves_inside
+from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside
 from dtrain.recipe.project import LARGEST
 from dtrain.secrets import masked
-from dtrain.storage import clients, store
+from dtrain.storage import clients, store, web
 
 SECONDS = 5.0
 """Time limit of retries: a person waits."""
@@ -156,7 +156,7 @@ def _from(beside: Place, name: str) -> Place:
     url = name if whole else _joined(beside.url, name)
     closed = "::" in url or "://" not in url or (whole and refusal("url", url, beside.url))
     if closed or resolves_inside(named_hosts(url, beside.url)):
-        allowed = ", ".join(f"{scheme}://" for scheme in sorted(REACHABLE))
+        allowed = ", ".join(f"{scheme}://" for scheme in sorted(web.REACHABLE))
         shown = repr(masked(name)[:100])
         raise WordsError(
             f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public "

@@ -30,8 +30,6 @@ STREAMS = 16
 ROWS = 4096
 CLASSES = 1_000_000
 """The most classes, so that a number that is no class makes no output of the model."""
-REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that the rows of a table elsewhere may name."""
 Entry = tuple[str, int, int, int]
 """Path below the root, bytes, time in ns or 0, class."""
 
@@ -63,7 +61,7 @@ def _refusal(root: str, name: str) -> str:
         return "opens one address through another"
     if store.is_local(root) or not (rest or name.startswith(("/", "~")) or ".." in name.split("/")):
         return ""
-    if scheme.lower() not in REACHABLE:
+    if scheme.lower() not in web.REACHABLE:
         return "is not of its storage"
     same = urlsplit(name).netloc == urlsplit(root).netloc
     inside = scheme.lower() in ("http", "https") and not same and web.is_inside(urlsplit(name).hostname or "")

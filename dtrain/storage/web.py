@@ -14,6 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""Schemes that a remote recipe, and the rows of a table elsewhere, may name: none of them opens files of this machine,
+or sends its credentials to another machine.
+"""
 SILENCE_SECONDS = 60.0
 """A web server that sends no data for this long is given up; a large file may take any time in total."""
 INSIDE = "it leads to this machine or its network, which a recipe from elsewhere may not"

@@ -170,6 +170,7 @@ class Tracker(Logger):
         """Steps after `step` were undone. Most trackers keep what they have."""
 
     def send(self, rows: Sequence[Row]) -> None:
+        """Send rows, each after the last one that `connect` returned or that was sent, by ascending step."""
         raise NotImplementedError
 
     def table(self, name: str, lines: Sequence[tuple[int, str]]) -> None:

@@ -66,7 +66,7 @@ def scheduled(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Ite
     if method and returns and all(_has_scheduler(value, method) for value in returns):
         yield (
             "optim=lightning: configure_optimizers returns a scheduler, which dtrain does not step. Type optim=<word> "
-            "optim.lr=<value> schedule=cosine, constant or wsd, or return the optimizer alone."
+            "optim.lr=<value> schedule=linear, cosine, constant or wsd, or return the optimizer alone."
         )
 
 
@@ -93,7 +93,9 @@ def _has_scheduler(value: ast.expr | None, method: ast.FunctionDef) -> bool:
         values = [node.value for node in assigned if [ast.unparse(one) for one in node.targets] == [value.id]]
         return len(values) == 1 and not isinstance(values[0], ast.Name) and _has_scheduler(values[0], method)
     if isinstance(value, ast.Dict):
-        return any(isinstance(key, ast.Constant) and key.value == "lr_scheduler" for key in value.keys)
+        entries = zip(value.keys, value.values, strict=True)
+        given = [each for key, each in entries if isinstance(key, ast.Constant) and key.value == "lr_scheduler"]
+        return any(not (isinstance(each, ast.Constant) and each.value is None) for each in given)
     parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     return len(parts) == 2 and isinstance(parts[1], ast.List | ast.Tuple) and bool(parts[1].elts)
 

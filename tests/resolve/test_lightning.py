@@ -65,6 +65,7 @@ LIT = (
     [
         ("return [optimizer], [schedule]", True),
         ("return {'optimizer': optimizer, 'lr_scheduler': {'scheduler': schedule}}", True),
+        ("return {'optimizer': optimizer, 'lr_scheduler': None}", False),
         ("both = {'optimizer': optimizer, 'lr_scheduler': schedule}\n        return both", True),
         ("return optimizer", False),
         ("return [optimizer], []", False),

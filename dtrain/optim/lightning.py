@@ -21,7 +21,7 @@ def build(*, model: nn.Module) -> Optimizer:
         kinds = ", ".join(type(each).__name__ for each in schedulers)
         raise WordsError(
             f"optim=lightning: configure_optimizers returns {kinds}, which dtrain does not step. Type optim=<word> "
-            "optim.lr=<value> schedule=cosine, constant or wsd, or return the optimizer alone."
+            "optim.lr=<value> schedule=linear, cosine, constant or wsd, or return the optimizer alone."
         )
     if len(optimizers) != 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
         raise WordsError(

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BY_NAME = {
     "dtrain.__main__": "dtrain/verb/*.py",
-    "dtrain.dialect": "dtrain/dialect/*.py",
+    "dtrain.integrations.importers": "dtrain/integrations/importers/*.py",
     "dtrain.loop.assemble": "conf/**/*.yaml",
     "dtrain.evaluation.session": "conf/**/*.yaml",
     "dtrain.tracing.tracer": "conf/**/*.yaml",

@@ -12,10 +12,10 @@ import yaml
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.dialect import complete, load, recognise, translate
-from dtrain.dialect.ledger import Ledger
-from dtrain.dialect.read import parse
-from dtrain.dialect.write import recipe
+from dtrain.integrations.importers import complete, load, recognise, translate
+from dtrain.integrations.importers.ledger import Ledger
+from dtrain.integrations.importers.read import parse
+from dtrain.integrations.importers.write import recipe
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
 
@@ -31,7 +31,7 @@ COUNTED = {"epochs": "steps=50", "evaluate.every": "evaluate.every=50", "checkpo
 """What is typed in place of epochs, which no data is here to count."""
 WATCHED, DIRECTIONS = ("stop.metric", "checkpoint.best"), ("stop.best_is", "checkpoint.best_is")
 """What names a figure, and its direction: a run of these tests has eval_loss alone."""
-FILES = Path(__file__).parent / "dialect/files"
+FILES = Path(__file__).parent / "integrations/importers/files"
 
 
 @dataclass

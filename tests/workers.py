@@ -27,9 +27,9 @@ LONGEST = (
     "lifecycle/test_loaders.py", "test_rehearsal.py", "test_api.py", "faults/test_crash_points.py", "predict/test_memory.py", "faults/test_nccl.py",
     "predict/test_collectives.py", "verb/test_evaluate.py", "compile/test_blocks.py", "invariance/test_layouts.py", "checkpoint/test_sharded.py",
     "launcher/test_warm.py", "test_package.py", "lifecycle/test_slowdown.py", "data/test_collate.py", "loop/test_agreement.py", "loop/test_spike.py",
-    "sweep/test_engine.py", "launcher/test_slurm.py", "backend/test_mpi.py", "faults/test_kills.py", "sweep/test_crew.py", "data/test_ray.py",
-    "launcher/test_ssh.py", "faults/test_sweep_kills.py", "launcher/test_kubernetes.py", "tests/test_spark.py", "house/test_readme.py", "launcher/test_mpi.py",
-    "verb/test_tokenize.py", "launcher/test_external.py", "sweep/test_weights.py", "launcher/test_spark.py", "sweep/test_foreign.py", "launcher/test_ray.py",
+    "sweep/test_engine.py", "launcher/test_slurm.py", "integrations/mpi/test_backend.py", "faults/test_kills.py", "sweep/test_crew.py", "integrations/ray/test_data.py",
+    "launcher/test_ssh.py", "faults/test_sweep_kills.py", "integrations/kubernetes/test_launcher.py", "integrations/spark/test_frames.py", "house/test_readme.py", "integrations/mpi/test_launcher.py",
+    "verb/test_tokenize.py", "launcher/test_external.py", "sweep/test_weights.py", "integrations/spark/test_launcher.py", "sweep/test_foreign.py", "integrations/ray/test_launcher.py",
     "faults/test_sweep_points.py", "test_submissions.py",
 )  # fmt: skip
 """Files that begin first, in this order, so that no worker ends long after the others, and clusters of several engines do not start at once."""

@@ -129,7 +129,7 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
     if key in GROUPS:
         return files.groups()[key]
     if before[:1] == ["import"] and key == "as":
-        from dtrain.dialect import DIALECTS
+        from dtrain.integrations.importers import DIALECTS
 
         return DIALECTS
     if key == "recipe":

@@ -16,7 +16,7 @@ from dtrain.config.facts import about
 from dtrain.config.schema import default
 from dtrain.config.word import text
 from dtrain.errors import StoreError, WordsError
-from dtrain.evaluation import tasks
+from dtrain.integrations.lm_eval import tasks
 from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.planned import Plan
@@ -42,7 +42,7 @@ def run(words: Sequence[str]) -> int:
 
 def _tasks(words: Sequence[str]) -> int:
     """The tasks of lm_eval: a table, and an event of the run with their figures."""
-    plan, result = look_back(words, loop="dtrain.evaluation.benchmark.benchmark", check=_check)
+    plan, result = look_back(words, loop="dtrain.integrations.lm_eval.benchmark.benchmark", check=_check)
     if result is not None:
         screen.say(f"step {result.step}", result.metrics["table"])
         _record(plan, result)

@@ -13,11 +13,11 @@ file, or the same as YAML; and scripts with a loop of their own, on PyTorch alon
 from collections.abc import Sequence
 
 from dtrain.config.word import Word, text
-from dtrain.dialect import complete, load, recognise, translate
-from dtrain.dialect.ledger import Ledger
-from dtrain.dialect.read import read
-from dtrain.dialect.write import command, lists, not_given, recipe
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.integrations.importers import complete, load, recognise, translate
+from dtrain.integrations.importers.ledger import Ledger
+from dtrain.integrations.importers.read import read
+from dtrain.integrations.importers.write import command, lists, not_given, recipe
 from dtrain.recipe.locate import Place
 from dtrain.recipe.policy import refused
 from dtrain.secrets import screen

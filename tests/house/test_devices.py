@@ -23,7 +23,7 @@ WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize"}
 TRUTH = {"any", "all", "max", "min", "sum", "argmax", "argmin", "isnan"}
 """Methods whose tensor the host waits for where a number or a condition is made of it."""
 COMPARES = {"torch.equal", "torch.allclose"}
-ROOMS = ("backend/", "cluster/", "doctor/", "dialect/")
+ROOMS = ("backend/", "cluster/", "doctor/", "integrations/importers/")
 """Which are about CUDA: how GPUs are reached, which there are, whether they work, and what other tools call them."""
 
 
@@ -120,9 +120,9 @@ MADE = {
         "doctor/speed.py:_update", "doctor/speed.py:steps",
     ),
     "crosses by MPI, from the CPU": (
-        "backend/mpi_group.py:MpiGroup.all_gather_single", "backend/mpi_group.py:MpiGroup.all_to_all_single", "backend/mpi_group.py:MpiGroup.allgather",
-        "backend/mpi_group.py:MpiGroup.barrier", "backend/mpi_group.py:MpiGroup.gather",
-        "backend/mpi_group.py:MpiGroup.reduce_scatter_single", "backend/mpi_group.py:MpiGroup.scatter",
+        "integrations/mpi/group.py:MpiGroup.all_gather_single", "integrations/mpi/group.py:MpiGroup.all_to_all_single", "integrations/mpi/group.py:MpiGroup.allgather",
+        "integrations/mpi/group.py:MpiGroup.barrier", "integrations/mpi/group.py:MpiGroup.gather",
+        "integrations/mpi/group.py:MpiGroup.reduce_scatter_single", "integrations/mpi/group.py:MpiGroup.scatter",
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:_tensor", "data/collate.py:_with_masks", "data/collate.py:mask_of", "data/dataset.py:Dataset._joined", "data/dataset.py:_classes", "data/mixture.py:Joined.take"),
     "bytes of a checkpoint, in the memory of the host": (
@@ -138,7 +138,7 @@ MADE = {
         "model/cache.py:KVCache.__init__", "model/cache.py:KVCache.begin", "model/cache.py:KVCache.positions",
     ),
     "tokens of a prompt, which the forward that it is given to moves": (
-        "model/sampling.py:answers", "model/sampling.py:_last", "evaluation/scoring.py:Rows.of", "evaluation/scoring.py:Rows.shared", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:padded",
+        "model/sampling.py:answers", "model/sampling.py:_last", "integrations/lm_eval/scoring.py:Rows.of", "integrations/lm_eval/scoring.py:Rows.shared", "integrations/lm_eval/scoring.py:Scoring._likelihoods", "integrations/lm_eval/scoring.py:Scoring._texts", "integrations/lm_eval/scoring.py:_Lockstep._others", "integrations/lm_eval/scoring.py:padded",
     ),
     "numbers of answers, which go to where these are": ("evaluation/predict.py:_counted",),
     "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep", "launcher/warm.py:first_step"),
@@ -147,7 +147,7 @@ WAITS_FOR = {
     "where samples of this rank missed a parameter, and of buffers that never changed every so many steps": ("loop/agreement.py:Agreement.settle",),
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
         "checkpoint/adopt.py:_read_runs", "checkpoint/importing.py:_bytes", "checkpoint/memory.py:Memory._swap", "checkpoint/sums.py:part_sum", "data/collate.py:tensors", "data/collate.py:check_range", "data/collate.py:rounded", "data/stream.py:_is_finite", "data/dataset.py:_classes",
-        "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "data/ray.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
+        "model/limits.py:Limits.check", "data/order.py:permute", "data/order.py:samples", "integrations/ray/data.py:Rows.__getitem__", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
         "mesh/__init__.py:Mesh.gather", "objective/__init__.py:counted", "objective/classification.py:Classification.count", "objective/classification.py:_accuracy", "objective/dpo.py:DPO.count", "objective/masked.py:Masked.count", "objective/next_token.py:NextToken.count",
         "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
@@ -159,7 +159,7 @@ WAITS_FOR = {
         "data/packing.py:Packed._heldout", "data/packing.py:Packed._made", "data/packing.py:_of_blocks", "data/tokens.py:PackedTokens.order", "data/wholedocs.py:Documents.ends", "data/wholedocs.py:Documents.tokens", "data/packing.py:packed", "data/packing.py:said", "data/rows.py:Rows.tokens", "storage/rowlengths.py:check",
         "data/pictures.py:Pictures.described", "data/pictures.py:Pictures.take", "evaluation/beside.py:_read", "data/pixels.py:_resized", "storage/imagefiles.py:rows", "storage/imageindex.py:Images._read", "storage/imageindex.py:Images.name",
         "storage/imageindex.py:Images.read", "storage/imageindex.py:_is_current", "storage/tarindex.py:Shards._places", "storage/tarindex.py:Shards._read", "storage/tarindex.py:opened",
-        "data/rows.py:Table.__getitem__", "data/rows.py:Table._in_blocks", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:_digest", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._look", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split", "storage/linekinds.py:_fits", "storage/parquetfile.py:_cast", "storage/parquetfile.py:check_finite", "data/spark.py:_numbers",
+        "data/rows.py:Table.__getitem__", "data/rows.py:Table._in_blocks", "data/documents.py:_rows", "data/replayed.py:Streamed.take", "data/tokens.py:_digest", "data/tokens.py:Tokens._order", "data/tokens.py:Tokens.order", "tokenizer/blocks.py:ShardTokens.__getitem__", "tokenizer/worker.py:work", "data/split.py:Blocks.__len__", "data/split.py:Blocks._walk", "data/split.py:Blocks.order", "data/split.py:Blocks.original", "data/split.py:_route", "storage/linefile.py:LineFile._look", "storage/linefile.py:LineFile._rows", "storage/linefile.py:_split", "storage/linekinds.py:_fits", "storage/parquetfile.py:_cast", "storage/parquetfile.py:check_finite", "integrations/spark/data.py:_numbers",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log._write",),
     "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
@@ -179,14 +179,14 @@ WAITS_FOR = {
         "parallel/context.py:_lengths", "parallel/context.py:_pieces", "parallel/ring.py:_documents",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/predict.py:targets_of", "evaluation/raw.py:_plain", "evaluation/scoring.py:Scoring._likelihoods", "evaluation/scoring.py:Scoring._texts", "evaluation/scoring.py:Scoring.likelihoods", "evaluation/scoring.py:_Lockstep._others", "evaluation/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
+        "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/predict.py:targets_of", "evaluation/raw.py:_plain", "integrations/lm_eval/scoring.py:Scoring._likelihoods", "integrations/lm_eval/scoring.py:Scoring._texts", "integrations/lm_eval/scoring.py:Scoring.likelihoods", "integrations/lm_eval/scoring.py:_Lockstep._others", "integrations/lm_eval/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
         "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/checks.py:distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "evaluation/whole.py:weights", "evaluation/whole.py:_gathered", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",
     ),
     "a message, for which the run ends": ("objective/classification.py:one_hot", "objective/classification.py:_fractions"),
-    "predictions on the CPU of an executor": ("spark.py:predictions",),
+    "predictions on the CPU of an executor": ("integrations/spark/frames.py:predictions",),
 }  # fmt: skip
 CUDA = {
     "what other tools call GPUs": ("config/answers.py:", "config/elsewhere.py:"),
@@ -197,7 +197,7 @@ CUDA = {
         "objective/chunked.py:writes_wide", "parallel/checks.py:tolerance_of", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
-        "launcher/manifest.py:_resources", "launcher/manifest.py:_predicted_bytes", "launcher/preflight.py:_devices", "launcher/ray.py:_needs", "launcher/slurm.py:Slurm._script", "launcher/slurm.py:Slurm._ours", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/chunks.py:", "predict/chunks.py:rows_for", "predict/formulas.py:shapes", "resolve/chunk.py:sized", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
+        "integrations/kubernetes/manifest.py:_resources", "integrations/kubernetes/manifest.py:_predicted_bytes", "launcher/preflight.py:_devices", "integrations/ray/launcher.py:_needs", "launcher/slurm.py:Slurm._script", "launcher/slurm.py:Slurm._ours", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/chunks.py:", "predict/chunks.py:rows_for", "predict/formulas.py:shapes", "resolve/chunk.py:sized", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
         "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision", "resolve/small.py:words",
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),

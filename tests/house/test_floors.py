@@ -1,4 +1,5 @@
-"""Imports only go down. A unit is a folder or a single file of dtrain/; folders may stand on a folder of their own floor, files may not."""
+"""Imports only go down. A unit is a folder or a single file of dtrain/, or a folder of dtrain/integrations/, on which the core never stands; folders may stand
+on a folder of their own floor, files may not."""
 
 import ast
 import subprocess
@@ -20,7 +21,7 @@ FLOORS = (
     ("cluster", "planned", "result"),
     ("storage",),
     ("build", "chat", "weights", "tokenizer"),
-    ("recipe", "predict", "resolve", "dialect", "report", "testing"),
+    ("recipe", "predict", "resolve", "report", "testing"),
     ("mesh", "compose", "lifecycle"),
     ("backend", "model", "logger"),
     ("adapter", "data", "optim", "precision", "remat", "compile"),
@@ -31,19 +32,37 @@ FLOORS = (
     ("train",),
     ("launcher",),
     ("doctor", "sweep"),
+    (
+        "integrations/importers",
+        "integrations/kubernetes",
+        "integrations/lm_eval",
+        "integrations/mpi",
+        "integrations/ray",
+    ),
     ("verb",),
     ("api",),
-    ("spark",),
+    ("integrations/spark",),
     ("__main__",),
 )
+NAMED_BY_VERBS = {"verb/import.py", "verb/completion.py", "verb/evaluate.py"}
+"""Of the core, what imports an integration: importers of configs, and the tasks of lm_eval."""
 WITHOUT_TORCH = (
-    "__main__", "api", "build", "chat", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
+    "__main__", "api", "build", "chat", "cluster", "compose", "config", "doctor", "errors", "integrations", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
     "resolve", "result", "secrets", "storage", "sweep", "tokenizer", "tracing", "verb", "weights",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""
 IN_RANKS = {
     "doctor.bandwidth",
     "doctor.speed",
+    "integrations.lm_eval.benchmark",
+    "integrations.lm_eval.scoring",
+    "integrations.lm_eval.spoken",
+    "integrations.mpi.backend",
+    "integrations.mpi.group",
+    "integrations.mpi.loop",
+    "integrations.ray.data",
+    "integrations.spark.data",
+    "integrations.spark.frames",
     "lifecycle.recorder",
     "lifecycle.stop",
     "lifecycle.watchdog",
@@ -62,11 +81,15 @@ def floor(unit: str) -> int:
 
 @cache
 def units() -> set[str]:
-    return {
-        path.stem
-        for path in ROOT.iterdir()
-        if path.stem != "__init__" and (path.suffix == ".py" or (path / "__init__.py").exists())
-    }
+    paths = [*ROOT.iterdir(), *(ROOT / "integrations").iterdir()]
+    rooms = {path for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()}
+    return {unit_of(path) for path in rooms if path.stem != "__init__"} - {"integrations"}
+
+
+def unit_of(path: Path) -> str:
+    """The unit of a file or a folder of dtrain/."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "/".join(parts[: 2 if parts[0] == "integrations" else 1])
 
 
 @cache
@@ -86,7 +109,7 @@ def imports(unit: str) -> set[str]:
                     if node.module == "dtrain"
                     else [str(node.module)]
                 )
-            found |= {name.split(".")[1] for name in names if name.startswith("dtrain.")}
+            found |= {unit_of(ROOT.parent / name.replace(".", "/")) for name in names if name.startswith("dtrain.")}
     return found & units() - {unit}
 
 
@@ -107,6 +130,12 @@ def test_imports_go_down(unit: str) -> None:
 
 def test_folders_of_one_floor_do_not_stand_on_each_other() -> None:
     TopologicalSorter({unit: imports(unit) for unit in units()}).prepare()  # raises CycleError
+
+
+def test_the_core_imports_no_integration() -> None:
+    core = [path for path in ROOT.rglob("*.py") if "integrations" not in path.parts]
+    importing = {str(path.relative_to(ROOT)) for path in core if "dtrain.integrations." in path.read_text()}
+    assert importing == NAMED_BY_VERBS, "words name an integration by its _target_"
 
 
 def without_torch() -> list[str]:

@@ -173,7 +173,7 @@ HELD = {
     },
     "trackers.md": {"from pathlib import Path": "test_the_example_of_a_logger_is_told_of_a_run"},
     "evaluating.md": {
-        "pip install 'dtrain[lm_eval]'": "tests/evaluation/test_benchmark.py, with other tasks",
+        "pip install 'dtrain[lm_eval]'": "tests/integrations/lm_eval/test_benchmark.py, with other tasks",
         "python -m dtrain model=mlp": "test_the_commands_of_evaluating_run",
         "python -m dtrain predict": "the same",
         "python -m dtrain evaluate out=runs/a/best": "the same",
@@ -189,17 +189,17 @@ HELD = {
         "SageMaker": "platforms that are not here; tests/cluster/environments.yaml has what they set",
     },
     "kubernetes.md": {
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=kubernetes": "tests/launcher/test_kubernetes.py, with other words",
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=kubernetes": "tests/integrations/kubernetes/test_launcher.py, with other words",
         "command": "tests/launcher/test_external.py, whose pods have such variables",
-        **dict.fromkeys(("# InfiniBand", "# RoCE", "# EFA", "# GKE"), "tests/launcher/test_patch.py"),
+        **dict.fromkeys(("# InfiniBand", "# RoCE", "# EFA", "# GKE"), "tests/integrations/kubernetes/test_patch.py"),
     },
     "mpi.md": {
-        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/launcher/test_mpi.py, with other words",
-        "pip install 'dtrain[mpi]'\nmpirun": "tests/backend/test_mpi.py, with other words",
+        "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=mpi": "tests/integrations/mpi/test_launcher.py, with other words",
+        "pip install 'dtrain[mpi]'\nmpirun": "tests/integrations/mpi/test_backend.py, with other words",
     },
     "ray.md": {
-        "pip install 'dtrain[ray]'": "tests/launcher/test_ray.py, with other words",
-        "python -m dtrain model=mlp objective=classification data=ray": "tests/data/test_ray.py",
+        "pip install 'dtrain[ray]'": "tests/integrations/ray/test_launcher.py, with other words",
+        "python -m dtrain model=mlp objective=classification data=ray": "tests/integrations/ray/test_data.py",
     },
     "slurm.md": {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=slurm": "tests/launcher/test_slurm.py, with other words",
@@ -207,8 +207,8 @@ HELD = {
         "srun --ntasks-per-node": "the same; tests/launcher/test_external.py has srun",
     },
     "spark.md": {
-        "pip install 'dtrain[spark]'": "tests/launcher/test_spark.py, with other words",
-        "import dtrain.spark": "tests/test_spark.py, with other columns",
+        "pip install 'dtrain[spark]'": "tests/integrations/spark/test_launcher.py, with other words",
+        "from dtrain.integrations.spark.frames import": "tests/integrations/spark/test_frames.py, with other columns",
     },
     "ssh.md": {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",

@@ -90,14 +90,16 @@ def test_the_groups_are_the_folders_of_conf() -> None:
 
 
 def test_a_word_is_a_file_and_a_test() -> None:
-    """The target lives in the file of the word."""
+    """The target lives in the file of the word; of an integration, in the file of the group."""
     for group, word in REAL:
         target = node(group, word)["_target_"]
         if group in FIGURES:
             assert target == FIGURES[group], (group, word)
             continue
-        assert target.startswith(f"dtrain.{group}.{word}."), (group, word)
-        assert (TESTS / group / f"test_{word}.py").exists(), (group, word)
+        is_beside = target.startswith("dtrain.integrations.")
+        folder, file = (f"integrations/{word}", group) if is_beside else (group, word)
+        assert target.startswith(f"dtrain.{folder.replace('/', '.')}.{file}."), (group, word)
+        assert (TESTS / folder / f"test_{file}.py").exists(), (group, word)
 
 
 def test_a_test_is_of_a_word_or_of_a_file_beside_the_words() -> None:

@@ -25,7 +25,7 @@ BY_NAME = {
     "dtrain.launcher.warm": "dtrain/train.py",
 }
 """Modules that import others by names which they read: those of these files, or named in these files."""
-OF_ALL = {"dtrain", "conftest", "workers", "changed", "tiers"}
+OF_ALL = {"dtrain", "conftest", "workers", "changed", "lacking", "tiers"}
 """Modules behind every test."""
 
 

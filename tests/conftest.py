@@ -22,7 +22,7 @@ from dtrain.launcher import process, warm
 torch.set_num_threads(1)
 warm.first_step()
 
-pytest_plugins = ["workers", "changed", "tiers"]
+pytest_plugins = ["workers", "changed", "lacking", "tiers"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -145,7 +145,7 @@ def test_the_test_command_of_ci_is_the_readmes() -> None:
 HELD = {
     "README.md": {
         "pip install -e .": "tests/test_package.py, and CI itself",
-        "pip install -e '.[dev]'": "CI itself",
+        "pip install -e '.[test]'": "CI itself",
         "import torch": "test_the_example_of_a_model_trains",
         "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",
         "python -m dtrain plan": "test_the_plans_are_made",

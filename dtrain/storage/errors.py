@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dtrain.secrets import masked
+from dtrain.storage import web
 from dtrain.storage.clients import SAME
-from dtrain.storage.web import NotPublicError
 
 BUSY = {
     errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET,
@@ -65,11 +65,12 @@ VARIABLES = {
     "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
 }
-TLS = {
+SIGNS = {
+    web.NO_PARTS: "Download it, and type its path",
     "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
     "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
 }
-"""Text in a TLS error -> the remedy."""
+"""Text in an error -> the remedy."""
 CONTAINER = re.compile(
     r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE
 )
@@ -103,9 +104,9 @@ def explain(error: BaseException, url: str) -> Cause:
         hints["package"] = f"Type: pip install 'dtrain[{extra}]'"
     if scheme != "disk":
         hints["busy"] = "Is the network there, and the endpoint right?"
-    if scheme != "disk" and not any(isinstance(one, NotPublicError) for one in _chain(error)):
+    if scheme != "disk" and not any(isinstance(one, web.NotPublicError) for one in _chain(error)):
         hints["denied"] = f"Check {VARIABLES.get(extra, 'the credentials')} or out_options"
-    hint = next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, ""))
+    hint = next((hint for sign, hint in SIGNS.items() if sign in text), hints.get(kind, ""))
     return Cause(kind, text, hint, not any(UNREACHED & {base.__name__ for base in type(one).__mro__} for one in chain))
 
 
@@ -146,4 +147,6 @@ def _words(error: BaseException) -> str:
     )
     lines = (line.strip() for one in messages for line in str(one).splitlines())
     text = masked(next((line for line in lines if line), type(error).__name__))
+    if "support range requests" in text:  # of fsspec's file of a web server
+        return web.NO_PARTS
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")

@@ -36,6 +36,8 @@ STATUS = {
     507: "full",
 }
 """HTTP statuses. S3 answers 409 when two writers create the same key at once: a retry shows who won."""
+READ_ONLY = {405, 501}
+"""HTTP statuses of a web server that only gives files, when one is written."""
 NAMES = {
     "ImportError": "package",
     "FileExistsError": "exists", "ResourceExistsError": "exists",
@@ -99,6 +101,8 @@ def explain(error: BaseException, url: str) -> Cause:
         if CONTAINER.search(text):
             return Cause(kind, "there is no such bucket", "Create it, or check the URL")
         return Cause(kind, "it does not exist" + " (404)" * (extra == "http"), "")
+    if extra == "http" and any(READ_ONLY & {*_statuses(one)} for one in chain):
+        return Cause("denied", "this web server takes no files: it can only be read", "")
     hints = {"full": "Free space there, or type out=<elsewhere>"}
     if extra:
         hints["package"] = f"Type: pip install 'dtrain[{extra}]'"

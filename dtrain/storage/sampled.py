@@ -21,7 +21,7 @@ FEWEST = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known of a file. `stamp`: its size and time, or its ETag; `blocks`: how many of it `sha256` covers."""
+    """A file as a checkpoint knows it. `stamp`: its size and time, or its ETag; `blocks`: how many of it `sha256` covers."""
 
     name: str
     bytes: int

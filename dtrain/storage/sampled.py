@@ -21,7 +21,7 @@ FEWEST = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """A file as a checkpoint knows it. `stamp`: its size and time, or its ETag; `blocks`: how many of it `sha256` covers."""
+    """A file in a checkpoint. `stamp`: its size and time, or its ETag; `blocks`: how many of it `sha256` covers."""
 
     name: str
     bytes: int

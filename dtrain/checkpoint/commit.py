@@ -23,12 +23,15 @@ LARGEST = 256 << 20
 STREAMS = 16
 """Number of commits read at a time."""
 
+SAMPLE = {"name": TEXT, "bytes": COUNT, "stamp": TEXT, "blocks": COUNT, "sha256": TEXT}
 SHAPE = {
     "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT,
     "mesh?": Each(COUNT, named=True), "passed_over?": Each(TEXT),
     "facts": {
         "step": COUNT, "first?": COUNT, "seconds?": NUMBER, "optim": MAPPING,
-        "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
+        "stream?": Optional(
+            {"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT, "files?": Each(SAMPLE)}
+        ),
         "scale?": Optional({"value": FINITE, "good": COUNT, "skipped?": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING), "as_transformers?": Optional(MAPPING),

@@ -54,6 +54,7 @@ class Restore:
         if not self._fill(url, commit, wanted, ("model.", "optim."), state):
             return False
         self._finish(url, commit, state)
+        self._report(commit)
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
@@ -74,6 +75,8 @@ class Restore:
             begin(state.model)
         if loaded and state.ema:
             state.ema.begin()
+        if loaded:
+            self._report(commit)
         return loaded
 
     def _load_base(self, commit: Commit, state: TrainState) -> None:
@@ -99,8 +102,8 @@ class Restore:
         wanted = self._wanted(commit, state)
         self._check(url, commit, wanted, ("model.", "optim."))
         memory.fill(copy, wanted)
-        self._report(commit)
         self._finish(url, commit, state)
+        self._report(commit)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
         """The tensors of `state` to load: with the optimizer states that the commit has, and without averaged weights
@@ -130,7 +133,6 @@ class Restore:
             self._skip(url, fault)
             return False
         self._mesh.on_all(f"load {url}", reading.fill)
-        self._report(commit)
         return True
 
     def _pack(self, layer: Packed, weight: Tensor) -> None:

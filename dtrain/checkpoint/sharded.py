@@ -34,7 +34,7 @@ from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError, n
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
 from dtrain.secrets import screen
-from dtrain.storage import attempts, mapped, store
+from dtrain.storage import attempts, mapped, sampled, store
 from dtrain.weights import place
 
 END_SECONDS = 30.0, 1.0
@@ -90,6 +90,7 @@ class Sharded:
 
     def __enter__(self) -> "Sharded":
         mapped.forget()
+        sampled.forget()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

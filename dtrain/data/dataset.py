@@ -33,7 +33,7 @@ from dtrain.data.samples import Inputs, Samples, Transform, check_call, converte
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, an, first_line
-from dtrain.storage import mapped
+from dtrain.storage import mapped, sampled
 from dtrain.storage.rowfile import MASKS
 
 MOST_CLASSES = 1 << 24
@@ -78,9 +78,9 @@ class Dataset:
                 f"data.dataset: {type(dataset).__name__} is not map-style: it needs __len__ and __getitem__. "
                 f"{_remedy(dataset)}"
             )
-        for array in vars(dataset).values() if hasattr(dataset, "__dict__") else ():
-            if isinstance(array, np.memmap) and array.filename:
-                mapped.note(Path(array.filename))
+        arrays = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
+        files = [Path(each.filename) for each in arrays if isinstance(each, np.memmap) and each.filename]
+        sampled.note({} if held else {str(mapped.note(file)): file for file in files})
         self._whole, self._shift = _length(dataset), shift
         if self._whole < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")

@@ -29,6 +29,7 @@ from dtrain.data.workers import LoaderError
 from dtrain.errors import DtrainError, WordsError, note_sample, sample_of
 from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
+from dtrain.storage import sampled
 
 AHEAD = 2
 """Blocks that loading processes have to read at a time."""
@@ -138,7 +139,7 @@ class Stream:
     def state_dict(self) -> dict[str, Any]:
         position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._skipped()}
         later = sorted(first for first in self._passed if first >= self.seen)
-        order = {"samples": len(self._source), "seed": self._seed, "order": VERSION}
+        order = {"samples": len(self._source), "seed": self._seed, "order": VERSION, "files": sampled.facts()}
         if self._buckets:
             order["bucket"] = self._buckets.batches
         state = {**position, "passed_over": later, **order, "fingerprint": self._source.fingerprint}
@@ -150,17 +151,17 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position. Raises WordsError if the data, its seed, the order or the batch differs."""
-        mine = self.state_dict()
-        if state["seed"] != mine["seed"]:
+        if state["seed"] != self._seed:
             raise WordsError(
                 "the checkpoint is of a run with another seed. Type seed=<that of its run>, or out=<another place>. If "
                 "the folder has checkpoints of two runs (dtrain checkpoint ls), remove those of one."
             )
+        written = sampled.compare(state.get("files", ()))
         if isinstance(self._source, Growing):
             grown = self._source.as_of(state["fingerprint"]) or []
             self.notes = [*grown, *(self._source.notes if isinstance(self._source, Noted) else [])]
             self._buckets = self._sorting()
-            mine = self.state_dict()
+        self.notes, mine = [*self.notes, *written], self.state_dict()
         for key in ("samples", "fingerprint", "order", "batch", "bucket"):
             if state.get(key) != mine.get(key):
                 raise WordsError(

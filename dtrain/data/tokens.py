@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from dtrain.data.split import Blocks as Order
 from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.storage import caching, store, tokenfile
+from dtrain.storage import caching, sampled, store, tokenfile
 from dtrain.tokenizer import shards
 from dtrain.tokenizer.blocks import Blocks, ShardTokens
 
@@ -63,7 +64,7 @@ class Tokens(Corpus):
 
     @cached_property
     def _windows(self) -> Windows:
-        arrays = self._open(self._path, self._shards)
+        arrays = self._open(self._path, self._shards, trained=True)
         kept_at = self._holdout_path
         train, kept = (arrays, self._open(kept_at, self._opened(kept_at))) if kept_at else split(arrays, self._part)
         digest = self._shards.manifest.digest if self._shards else _digest(arrays)
@@ -165,16 +166,19 @@ class Tokens(Corpus):
             raise PreflightError(f"{manifest.folder}: {problem}")
         return Blocks(manifest, self.cache, self._cache_size)
 
-    def _open(self, path: str, blocks: Blocks | None) -> list[Any]:
+    def _open(self, path: str, blocks: Blocks | None, *, trained: bool = False) -> list[Any]:
         if blocks is not None:
             found = enumerate(blocks.manifest.shards)
             return [ShardTokens(blocks, number, 0, each["tokens"]) for number, each in found]
         urls = store.find(path)
         if not urls:
             raise StoreError.during("find", path, "no file is there")
-        return [self._map(url) for url in urls]
+        arrays = [self._map(url) for url in urls]
+        if trained:
+            sampled.note({url: Path(array.filename) for url, array in zip(urls, arrays, strict=True)})
+        return arrays
 
-    def _map(self, url: str) -> NDArray[Any]:
+    def _map(self, url: str) -> Any:
         file = store.local_path(url)
         if not store.is_local(url):
             digest = hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]

@@ -78,9 +78,10 @@ class ArrowFile:
         return self.facts
 
     def read(self, block: int, index: Indices) -> Columns:
-        if store.is_local(self.url):
+        table = self._table
+        if store.is_local(self.url) and rowindex.present(self.url):  # one that was removed stays mapped
             rowindex.unchanged(self.url, self.facts["fingerprint"])
-        return parquetfile.unread(self._table, index) if self.raw else parquetfile.values(self._table, index, self.url)
+        return parquetfile.unread(table, index) if self.raw else parquetfile.values(table, index, self.url)
 
     def where(self, row: int) -> str:
         return f"row {row + 1}"
@@ -95,6 +96,8 @@ class ArrowFile:
         file = store.local_path(self.url) if store.is_local(self.url) else Path(f"{stem}.copy")
         try:
             return arrow.ipc.open_stream(arrow.memory_map(str(mapped.note(file)))).read_all()
+        except FileNotFoundError:
+            raise rowindex.removed(self.url) from None
         except (arrow.ArrowException, OSError) as error:
             raise PreflightError(f"data.path={self.url}: this is no whole Arrow file: {first_line(error)}") from None
 

@@ -174,7 +174,7 @@ def connect(url: str, chosen: Mapping[str, Any]) -> Any:
 
 def _calm(scheme: str, fs: Any) -> None:
     """Switch off the retries of the client itself, which would multiply with ours and take minutes for a mistyped
-    address; and silence its log of retries.
+    address; silence its log of retries; and have a web server's whole file not taken for a part.
     """
     for name in ("azure", "gcsfs"):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -182,5 +182,7 @@ def _calm(scheme: str, fs: Any) -> None:
         fs.retries = 1
     elif scheme == "az":
         fs.service_client._config.retry_policy.total_retries = 0
+    elif scheme in ("http", "https"):
+        fs._cat_file = web.in_parts(fs)
     elif scheme == "gs":
         fs._request = type(fs)._request.__wrapped__.__get__(fs)

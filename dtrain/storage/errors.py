@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dtrain.secrets import masked
+from dtrain.storage import web
 from dtrain.storage.clients import SAME
-from dtrain.storage.web import NotPublicError
 
 BUSY = {
     errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET,
@@ -36,6 +36,8 @@ STATUS = {
     507: "full",
 }
 """HTTP statuses. S3 answers 409 when two writers create the same key at once: a retry shows who won."""
+READ_ONLY = {405, 501}
+"""HTTP statuses of a web server that only gives files, when one is written."""
 NAMES = {
     "ImportError": "package",
     "FileExistsError": "exists", "ResourceExistsError": "exists",
@@ -65,11 +67,12 @@ VARIABLES = {
     "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
 }
-TLS = {
+SIGNS = {
+    web.NO_PARTS: "Download it, and type its path",
     "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
     "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
 }
-"""Text in a TLS error -> the remedy."""
+"""Text in an error -> the remedy."""
 CONTAINER = re.compile(
     r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE
 )
@@ -98,14 +101,16 @@ def explain(error: BaseException, url: str) -> Cause:
         if CONTAINER.search(text):
             return Cause(kind, "there is no such bucket", "Create it, or check the URL")
         return Cause(kind, "it does not exist" + " (404)" * (extra == "http"), "")
+    if extra == "http" and any(READ_ONLY & {*_statuses(one)} for one in chain):
+        return Cause("denied", "this web server takes no files: it can only be read", "")
     hints = {"full": "Free space there, or type out=<elsewhere>"}
     if extra:
         hints["package"] = f"Type: pip install 'dtrain[{extra}]'"
     if scheme != "disk":
         hints["busy"] = "Is the network there, and the endpoint right?"
-    if scheme != "disk" and not any(isinstance(one, NotPublicError) for one in _chain(error)):
+    if scheme != "disk" and not any(isinstance(one, web.NotPublicError) for one in _chain(error)):
         hints["denied"] = f"Check {VARIABLES.get(extra, 'the credentials')} or out_options"
-    hint = next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, ""))
+    hint = next((hint for sign, hint in SIGNS.items() if sign in text), hints.get(kind, ""))
     return Cause(kind, text, hint, not any(UNREACHED & {base.__name__ for base in type(one).__mro__} for one in chain))
 
 
@@ -146,4 +151,6 @@ def _words(error: BaseException) -> str:
     )
     lines = (line.strip() for one in messages for line in str(one).splitlines())
     text = masked(next((line for line in lines if line), type(error).__name__))
+    if "support range requests" in text:  # of fsspec's file of a web server
+        return web.NO_PARTS
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")

@@ -140,9 +140,11 @@ class LineFile:
             yield self.form.parse(self._bytes[begin:end], names)
 
     def _check(self, spots: bytes) -> None:
-        """Raises ChangedError unless the file is that of the index, or has this at its `spots` and is longer."""
-        now = store.fingerprint(self.url)
-        if now == self.facts["fingerprint"] or now in self._grown:
+        """Raises ChangedError unless the file is that of the index, or has this at its `spots` and is longer. One that
+        was removed is read as it was when it was mapped.
+        """
+        now = rowindex.present(self.url)
+        if now in ("", self.facts["fingerprint"]) or now in self._grown:
             return
         if store.size(self.url) <= len(self._bytes) or self._look() != spots:
             rowindex.unchanged(self.url, self.facts["fingerprint"])
@@ -176,7 +178,11 @@ class LineFile:
 
     @cached_property
     def _bytes(self) -> Any:
-        with mapped.note(self._file(self._stem), grows=True).open("rb") as file:
+        try:
+            file = mapped.note(self._file(self._stem), grows=True).open("rb")
+        except FileNotFoundError:
+            raise rowindex.removed(self.url) from None
+        with file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.facts["sizes"][0] else b""
 
     def _file(self, stem: Path) -> Path:

@@ -141,9 +141,30 @@ def telling(sentence: str) -> Iterator[None]:
         timer.join()
 
 
+def present(url: str) -> str:
+    """The fingerprint of the file at `url`; empty if it was removed. Raises StoreError."""
+    try:
+        return store.fingerprint(url)
+    except StoreError as error:
+        if error.kind == "missing":
+            return ""
+        raise
+
+
+def removed(url: str) -> ChangedError:
+    """The error for a file that a run reads and that is there no more."""
+    return ChangedError(
+        f"data.path={url} was removed while the run reads it. Put it back and start again: the run goes on from its "
+        "last checkpoint."
+    )
+
+
 def unchanged(url: str, fingerprint: str) -> None:
-    """Raises ChangedError if the file at `url` is another than its index says."""
-    if store.fingerprint(url) != fingerprint:
+    """Raises ChangedError if the file at `url` is another than its index says, or is there no more."""
+    now = present(url)
+    if not now:
+        raise removed(url)
+    if now != fingerprint:
         raise ChangedError(
             f"data.path={url} changed since its index was made. Leave the file as it is while a run reads it, and "
             "start again."

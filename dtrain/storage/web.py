@@ -21,6 +21,9 @@ or sends its credentials to another machine.
 SILENCE_SECONDS = 60.0
 """A web server that sends no data for this long is given up; a large file may take any time in total."""
 INSIDE = "it leads to this machine or its network, which a recipe from elsewhere may not"
+WHOLE = 64 << 20
+"""Bytes of the largest file that is read whole where its server gives no parts."""
+NO_PARTS = "its server gives no parts of a file (it ignores byte ranges), and this one is read in parts"
 Judge = Callable[[Any], socket.socket]
 """Takes an entry of getaddrinfo, returns the socket to connect with. Raises NotPublicError."""
 _named: set[tuple[str, int]] = set()
@@ -41,6 +44,36 @@ async def _session(judge: Judge | None, **options: Any) -> Any:
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_SECONDS)
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=judge), timeout=timeout, **options)
+
+
+def in_parts(fs: Any) -> Callable[..., Any]:
+    """The `_cat_file` of an HTTP filesystem of fsspec, which takes whatever is sent for the part that was asked for. A
+    server that ignores ranges sends the whole file: the part is cut out of it, and the newest such file is kept. Raises
+    ValueError if it has more than WHOLE bytes.
+    """
+    plain, kept = fs._cat_file, dict[str, bytes]()
+
+    async def cat(url: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if (start is None and end is None) or start == end:
+            return bytes(await plain(url, start, end, **options))
+        if url in kept:
+            return kept[url][start:end]
+        session, asked = await fs.set_session(), {**fs.kwargs, **options}
+        headers = {**asked.pop("headers", {}), "Range": await fs._process_limits(url, start, end)}
+        async with session.get(fs.encode_url(url), headers=headers, **asked) as answer:
+            fs._raise_not_found_for_status(answer, url)
+            if answer.status != 200 or "Content-Range" in answer.headers:
+                return bytes(await answer.read())
+            data = bytearray()
+            async for part in answer.content.iter_any():
+                data += part
+                if len(data) > WHOLE:
+                    raise ValueError(NO_PARTS)
+        kept.clear()
+        kept[url] = bytes(data)
+        return kept[url][start:end]
+
+    return cat
 
 
 def to_public(entry: Any) -> socket.socket:

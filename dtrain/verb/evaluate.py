@@ -15,7 +15,7 @@ from dtrain.compose import compose, run_at, value_of
 from dtrain.config.facts import about
 from dtrain.config.schema import default
 from dtrain.config.word import text
-from dtrain.errors import StoreError, WordsError
+from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.integrations.lm_eval import tasks
 from dtrain.launcher import apart, zygote
 from dtrain.launcher.external import is_first, is_rank
@@ -51,6 +51,7 @@ def _tasks(words: Sequence[str]) -> int:
 
 def _check(plan: Plan) -> None:
     """Refuse a model that writes no text, and tasks that cannot be loaded. Raises WordsError and PreflightError."""
+    _check_out(plan)
     if not plan.tasks["names"]:
         raise WordsError("evaluate as=lm_eval: which tasks? Type evaluate.tasks=[hellaswag,arc_easy].")
     head, task = plan.model.get("task", "causal_lm"), about(plan.objective).get("task", "next_token")
@@ -58,6 +59,21 @@ def _check(plan: Plan) -> None:
         of = f"model.task={head}" if head != "causal_lm" else f"a run of {task}"
         raise WordsError(f"evaluate as=lm_eval: tasks are for models that give the next token, and this is {of}.")
     tasks.check(plan.tasks)
+
+
+def _check_out(plan: Plan) -> None:
+    """Raises PreflightError where the figures cannot be written, before they are computed."""
+    check_place(
+        f"out={plan.out}", plan.out, ". evaluate writes its figures there: copy the run to a folder, and type out=<it>."
+    )
+
+
+def check_place(word: str, folder: str, mend: str = "") -> None:
+    """Raises PreflightError, with the word that names it, for a folder in which nothing can be written."""
+    try:
+        store.probe(folder)
+    except StoreError as error:
+        raise PreflightError(f"{word}: {str(error).rstrip('.')}{mend}") from None
 
 
 def _record(plan: Plan, result: Result) -> None:
@@ -74,7 +90,7 @@ def _record(plan: Plan, result: Result) -> None:
 
 
 def _heldout(words: Sequence[str]) -> int:
-    plan, result = look_back(words, loop="dtrain.evaluation.evaluate.evaluate")
+    plan, result = look_back(words, loop="dtrain.evaluation.evaluate.evaluate", check=_check_out)
     if result is not None:
         screen.say(
             f"step {result.step}  " + "  ".join(f"{name} {figure(value)}" for name, value in result.metrics.items())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dtrain.chat import prompts
 from dtrain.planned import Plan
-from dtrain.verb.evaluate import look_back
+from dtrain.verb.evaluate import check_place, look_back
 
 
 def run(words: Sequence[str]) -> int:
@@ -16,5 +16,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _check(plan: Plan) -> None:
+    """Refuse prompts that cannot be read, and a place that cannot be written, before ranks start."""
     if plan.generate["prompts"] is not None:
         prompts.read(plan.generate["prompts"])
+    to = plan.generate["to"] or ""
+    if folder := to.rpartition("/")[0]:
+        check_place(f"generate.to={to}", folder)

@@ -14,7 +14,7 @@ from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.predictions import Predictions
 from dtrain.storage.targetless import targetless
-from dtrain.verb.evaluate import look_back
+from dtrain.verb.evaluate import check_place, look_back
 
 
 def run(words: Sequence[str]) -> int:
@@ -35,10 +35,7 @@ def _check(plan: Plan) -> None:
     state = Predictions(to).look({name: asked[name] for name in ("scores", "part", "batch", "columns")})
     folder = to.rstrip("/").rpartition("/")[0]
     if state == "new" and folder:
-        try:
-            store.probe(folder)
-        except StoreError as error:
-            raise PreflightError(f"predict.to={to}: {error}") from None
+        check_place(f"predict.to={to}", folder)
 
 
 def _rows(plan: Plan) -> Part:

@@ -13,7 +13,7 @@ from data.test_tokens import sharded as sharded
 from data.test_tokens import tokens as tokens
 
 from dtrain.data.stream import as_source
-from dtrain.errors import ChangedError
+from dtrain.errors import ChangedError, PreflightError
 from dtrain.storage import mapped
 
 Made = tuple[Any, Path]
@@ -110,6 +110,28 @@ def goes_on_in_silence(source: Any, path: Path) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_source_reads_a_changed_file_in_silence(kind: str, tmp_path: Path) -> None:
     assert not goes_on_in_silence(*KINDS[kind](tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_removed_file_is_read_on_where_it_is_mapped_and_named_elsewhere(kind: str, tmp_path: Path) -> None:
+    source, path = KINDS[kind](tmp_path)
+    read(source, 1)
+    path.unlink()
+    if kind in ("own", "jsonl", "csv", "hf"):
+        read(source)
+        mapped.check()
+        return
+    told = r"was removed while the run reads it\. Put it back" if kind != "images" else "cannot be read any more"
+    with pytest.raises(PreflightError, match=f"{path.name} {told}"):
+        read(source)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+def test_a_file_removed_before_its_first_row_is_read_is_named(format: str, tmp_path: Path) -> None:
+    source, path = lines(format)(tmp_path)
+    path.unlink()
+    with pytest.raises(ChangedError, match=f"rows.{format} was removed while the run reads it"):
+        read(source)
 
 
 @pytest.mark.parametrize("suffix", ["bin", "npy"])

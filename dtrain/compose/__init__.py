@@ -66,14 +66,15 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     settled = _settle(given)
     vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
     settled = [word for word in settled if not is_moot(word, vocabulary)]
-    judged = {
-        word.key: [
-            *provenance.untold([word]),
-            *judge(word, vocabulary),
-            *_from_elsewhere(word, settled, given, foreign=vocabulary.foreign),
-        ]
-        for word in settled
-    }
+    judged = dict[str, list[str]]()
+    for word in settled:
+        judged.setdefault(word.key, []).extend(
+            [
+                *provenance.untold([word]),
+                *judge(word, vocabulary),
+                *_from_elsewhere(word, settled, given, foreign=vocabulary.foreign),
+            ]
+        )
     problems += [problem for reasons in judged.values() for problem in reasons]
     config = config_of([word for word in settled if not judged[word.key]], vocabulary, problems)
     problems += policy.reaches([word for word in settled if not judged[word.key]], provenance.asked(config))
@@ -260,12 +261,21 @@ def _settle(words: list[Word]) -> list[Word]:
         # required values of a recipe stay required
         lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]
         final = [
-            old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")
+            old
+            for old in final
+            if (old.key != word.key or _adds(old, word))
+            and old not in lost
+            and (old.key != group or old.value != "???")
         ] + [word]
     given = {word.key for word in final if word.value not in ("???", None)}
     answered = {key for key, other in LENGTHS.items() if other in given}
     final = [word for word in final if word.value != "???" or word.key not in answered]
     return [word for word in final if word.key != "hydra.searchpath"]
+
+
+def _adds(old: Word, new: Word) -> bool:
+    """Whether a mapping adds its names to another, of a recipe, instead of replacing it."""
+    return isinstance(old.value, dict) and isinstance(new.value, dict) and _place(old) != _place(new)
 
 
 def _place(word: Word) -> str:

@@ -11,7 +11,9 @@ from dtrain.build import makes_one, received
 from dtrain.cluster import Cluster
 from dtrain.config import constraints
 from dtrain.config.facts import SHARED, about
+from dtrain.config.files import groups
 from dtrain.config.schema import GROUPS, Config
+from dtrain.config.trust import TORCH
 from dtrain.config.word import CALL
 from dtrain.errors import nearest
 from dtrain.resolve import trust
@@ -27,6 +29,15 @@ PASSED: Mapping[str, frozenset[str]] = {
     "logger": frozenset({"out", "steps"}),
 }
 """group -> keywords that the training loop passes when it builds a part of the group."""
+
+
+OWN: Mapping[str, str] = {
+    "optim": "a function of yours that does, such as def optimizer(model, lr=1e-3): return {}(model.parameters(), lr), "
+    "by optim._target_=<package>.optimizer trust=[<package>]",
+    "schedule": "a class of yours that does, with factor(step), by schedule._target_=<package>.<class> "
+    "trust=[<package>]",
+}
+"""group -> how a part of the user's own looks, and its word."""
 
 
 def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
@@ -77,6 +88,15 @@ def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str
             )
 
 
+def _instead(path: str, target: str) -> str:
+    """What to type where a target does not take what the run passes: a function of the user's own, or a word."""
+    group = path.split(".")[0]
+    made = target if TORCH.fullmatch(target) else "<its class>"
+    own = OWN.get(group, "a function of yours that does").format(made)
+    words = ", ".join(f"{path}={word}" for word in groups()[group]) if path in groups() else f"{path}=<word>"
+    return f"Name {own}, or a word: {words}."
+
+
 def _values(part: Mapping[str, Any], path: str, config: Config, shared: Mapping[str, Any]) -> Iterable[str]:
     """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
     `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
@@ -121,10 +141,7 @@ def _judge(
         )
     unasked = sorted(passed - set(takes.names)) if not takes.open else []
     if unasked:
-        yield (
-            f"{subject} takes no {', '.join(unasked)}, which the run passes to it. Name a "
-            f"function of yours that does, or a word: {path}=<word>."
-        )
+        yield f"{subject} takes no {', '.join(unasked)}, which the run passes to it. {_instead(path, str(target))}"
     accepted = [name for name in takes.names if name not in passed]
     for name in () if takes.open else sorted(names - set(takes.names) - set(shared)):
         near = nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")

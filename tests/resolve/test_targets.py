@@ -38,7 +38,13 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ("optim._target_=torch.optim.SGD", "optim.lr=1"),
-            "torch.optim.SGD takes no model, which the run passes to it. Name a function of yours",
+            "torch.optim.SGD takes no model, which the run passes to it. Name a function of yours that does, such as def "
+            "optimizer(model, lr=1e-3): return torch.optim.SGD(model.parameters(), lr), by "
+            "optim._target_=<package>.optimizer trust=[<package>], or a word: optim=adafactor, optim=adamw, ",
+        ),
+        (
+            ("schedule._target_=torch.optim.lr_scheduler.StepLR",),
+            "StepLR takes no steps, which the run passes to it. Name a class of yours that does, with factor(step)",
         ),
         (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"),

@@ -72,6 +72,7 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
             [
                 *provenance.untold([word]),
                 *judge(word, vocabulary),
+                *_into_a_list(word, settled),
                 *_from_elsewhere(word, settled, given, foreign=vocabulary.foreign),
             ]
         )
@@ -239,6 +240,14 @@ def _from_elsewhere(word: Word, settled: Sequence[Word], given: Sequence[Word], 
     if word.place is not None:
         yield from policy.refused(word, word.place)
         yield from policy.borrowed(word, settled, given, foreign=foreign)
+
+
+def _into_a_list(word: Word, settled: Sequence[Word]) -> Iterable[str]:
+    """Why a word may not set an item of a list that another word gives: it would take the place of the whole list."""
+    for other in settled:
+        rest = word.key.removeprefix(f"{other.key}.")
+        if isinstance(other.value, list) and other.key not in GROUPS and rest != word.key and rest[0].isdecimal():
+            yield f"{shown(word)}: {other.key} ({other.source}) is a list, which is typed whole: {other.key}=[...]."
 
 
 def _settle(words: list[Word]) -> list[Word]:

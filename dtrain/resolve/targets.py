@@ -3,6 +3,7 @@ and the values that its annotations declare.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -88,6 +89,12 @@ def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str
             )
 
 
+def _typed_in(path: str, name: str) -> str:
+    """How an argument of a part in a list is typed: within the list, which is one value. Empty for other parts."""
+    item = re.fullmatch(r"(.*?)\.(\d+)(\..*)?", path)
+    return f"{name}:<value> in item {int(item[2]) + 1} of {item[1]}=[...]" if item else ""
+
+
 def _instead(path: str, target: str) -> str:
     """What to type where a target does not take what the run passes: a function of the user's own, or a word."""
     group = path.split(".")[0]
@@ -150,6 +157,5 @@ def _judge(
         yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
     for name in takes.required if not unasked and not hidden and not called else ():
         if name not in names | passed:
-            plain = f"{path}.{name}=<value>"
             made = "" if takes.allowed.get(name) else f", or {path}.{name}._target_=<its class> for an object"
-            yield f"{subject} needs {name}. Type {plain}{made}."
+            yield f"{subject} needs {name}. Type {_typed_in(path, name) or f'{path}.{name}=<value>{made}'}."

@@ -28,6 +28,10 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ((*MINE, "data.dataset.rot=/x", "data.dataset.root=/x"), "Did you mean data.dataset.root?"),
         (
+            (*MINE, "data.dataset.root=/x", "data.dataset.crop=[{_target_:torch.nn.Linear,in_features:1}]"),
+            "torch.nn.Linear needs out_features. Type out_features:<value> in item 1 of data.dataset.crop=[...].",
+        ),
+        (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,in_features:1}"),
             "data.dataset.crop._target_=torch.nn.Linear needs out_features.",
         ),

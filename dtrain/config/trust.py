@@ -85,7 +85,7 @@ def refusal(key: str, name: str, needed: Collection[str] = (), source: str = "")
 
 
 def reading(package: str) -> str:
-    """What to do before a package that somebody else named is trusted: its code runs with the rights of the user."""
+    """The advice before a package that somebody else named is trusted: its code runs with the rights of the user."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

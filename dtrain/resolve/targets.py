@@ -90,13 +90,13 @@ def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str
 
 
 def _typed_in(path: str, name: str) -> str:
-    """How an argument of a part in a list is typed: within the list, which is one value. Empty for other parts."""
+    """The way to type an argument of a part in a list: within the list, which is one value. Empty for other parts."""
     item = re.fullmatch(r"(.*?)\.(\d+)(\..*)?", path)
     return f"{name}:<value> in item {int(item[2]) + 1} of {item[1]}=[...]" if item else ""
 
 
 def _instead(path: str, target: str) -> str:
-    """What to type where a target does not take what the run passes: a function of the user's own, or a word."""
+    """The advice where a target does not take what the run passes: a function of the user's own, or a word."""
     group = path.split(".")[0]
     made = target if TORCH.fullmatch(target) else "<its class>"
     own = OWN.get(group, "a function of yours that does").format(made)

@@ -66,14 +66,16 @@ def compose(words: Sequence[str], *, run: str | None = None, brought: Collection
     settled = _settle(given)
     vocabulary = vocabulary_of(here.searchpath(asked, problems), settled)
     settled = [word for word in settled if not is_moot(word, vocabulary)]
-    judged = {
-        word.key: [
-            *provenance.untold([word]),
-            *judge(word, vocabulary),
-            *_from_elsewhere(word, settled, given, foreign=vocabulary.foreign),
-        ]
-        for word in settled
-    }
+    judged = dict[str, list[str]]()
+    for word in settled:
+        judged.setdefault(word.key, []).extend(
+            [
+                *provenance.untold([word]),
+                *judge(word, vocabulary),
+                *_into_a_list(word, settled),
+                *_from_elsewhere(word, settled, given, foreign=vocabulary.foreign),
+            ]
+        )
     problems += [problem for reasons in judged.values() for problem in reasons]
     config = config_of([word for word in settled if not judged[word.key]], vocabulary, problems)
     problems += policy.reaches([word for word in settled if not judged[word.key]], provenance.asked(config))
@@ -240,6 +242,14 @@ def _from_elsewhere(word: Word, settled: Sequence[Word], given: Sequence[Word], 
         yield from policy.borrowed(word, settled, given, foreign=foreign)
 
 
+def _into_a_list(word: Word, settled: Sequence[Word]) -> Iterable[str]:
+    """Why a word may not set an item of a list that another word gives: it would take the place of the whole list."""
+    for other in settled:
+        rest = word.key.removeprefix(f"{other.key}.")
+        if isinstance(other.value, list) and other.key not in GROUPS and rest != word.key and rest[0].isdecimal():
+            yield f"{shown(word)}: {other.key} ({other.source}) is a list, which is typed whole: {other.key}=[...]."
+
+
 def _settle(words: list[Word]) -> list[Word]:
     """The last word for each key; the arguments of a replaced choice are dropped."""
     final: list[Word] = []
@@ -260,12 +270,21 @@ def _settle(words: list[Word]) -> list[Word]:
         # required values of a recipe stay required
         lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]
         final = [
-            old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")
+            old
+            for old in final
+            if (old.key != word.key or _adds(old, word))
+            and old not in lost
+            and (old.key != group or old.value != "???")
         ] + [word]
     given = {word.key for word in final if word.value not in ("???", None)}
     answered = {key for key, other in LENGTHS.items() if other in given}
     final = [word for word in final if word.value != "???" or word.key not in answered]
     return [word for word in final if word.key != "hydra.searchpath"]
+
+
+def _adds(old: Word, new: Word) -> bool:
+    """Whether a mapping adds its names to another, of a recipe, instead of replacing it."""
+    return isinstance(old.value, dict) and isinstance(new.value, dict) and _place(old) != _place(new)
 
 
 def _place(word: Word) -> str:

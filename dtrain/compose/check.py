@@ -15,7 +15,8 @@ from dtrain.compose import here
 from dtrain.config import constraints, files, grammar, meaning
 from dtrain.config.elsewhere import VERBS as VERBS_ELSEWHERE
 from dtrain.config.facts import SHARED, allowed_of
-from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, NAMED
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED
+from dtrain.config.trust import reading
 from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut, typed_at
 from dtrain.config.word import spelling as quoted
@@ -35,6 +36,8 @@ CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 OPEN = ("part", "mapping", "any")
 """Types of values that are given whole, with names chosen by the user."""
 
+MAPPINGS = tuple(f"{key}." for key in ALLOWED if "mapping" in constraints.kinds(ALLOWED[key]))
+"""Beginnings of keys below which the user chooses the names."""
 NAMELESS = tuple(f"{group}._target_" for group in LISTS)
 """A target without the name that parts of such a list have."""
 
@@ -143,8 +146,27 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield (
             f"{label}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
         )
-    elif word.key not in ALLOWED and not word.key.startswith(tuple(f"{key}." for key in HOLD_DATA)):
+    elif whole := next((key for key in ALLOWED if word.key.startswith(f"{key}.") and not _open(ALLOWED[key])), ""):
+        yield f"{label}: {_given_whole(word, whole, ALLOWED[whole])}"
+    elif word.key not in ALLOWED and not word.key.startswith(MAPPINGS):
         yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key, word.text)}"
+
+
+def _open(allowed: Any) -> bool:
+    """Whether names may follow a key."""
+    return any(kind in OPEN for kind in constraints.kinds(allowed))
+
+
+def _given_whole(word: Word, key: str, allowed: Any) -> str:
+    """The sentence about a word below a key that holds no other words, such as an item of a list."""
+    rest = word.key.removeprefix(f"{key}.").split(".")
+    instead = f"{key}=<value>"
+    if rest[0].isdecimal() and any(isinstance(kind, constraints.Many) for kind in constraints.kinds(allowed)):
+        item = word.value
+        for name in reversed(rest[1:]):
+            item = {name: item}
+        instead = f"{screen.typed(f'{key}={quoted([item])}')}, with all items"
+    return f"{key} holds no other words, it is {constraints.say(allowed)}. Type {instead}."
 
 
 def _one(word: Word, allowed: Any) -> str:
@@ -286,9 +308,9 @@ def _other(word: Word, name: Any, known: Vocabulary) -> str:
 def _of_a_stranger(package: str, place: Place, known: Vocabulary) -> str:
     """The hint for a word of a recipe that may be of a package which is not trusted, or not here."""
     if package not in known.trusted:
-        return f" It may be a word of {package}. Type trust=[{package}] if you know what it does."
+        return f" It may be a word of {package}. {reading(package)}, and then type trust=[{package}] if it may run."
     whence = masked(place.url) if place.member else "<its folder, zip file or git+https:// address>"
-    return f" It may be a word of {package}, which is not installed. Type pip install {whence}."
+    return f" It may be a word of {package}, which is not installed. Read its source first, then pip install {whence}."
 
 
 def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
@@ -325,15 +347,8 @@ def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest:
         return  # replacing the target of a word is intended
     elif rest[0] not in names:
         yield f"{label}: {group}={choice} has no {cut(rest[0])}.{_instead(known, names, path, word)}"
-    elif (
-        len(rest) > 1
-        and not isinstance(part[rest[0]], dict)
-        and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0])))
-    ):
-        yield (
-            f"{label}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. "
-            f"Type {path}.{rest[0]}=<value>."
-        )
+    elif len(rest) > 1 and not isinstance(part[rest[0]], dict) and not _open(allowed_of(part, rest[0])):
+        yield f"{label}: {_given_whole(word, f'{path}.{rest[0]}', allowed_of(part, rest[0]))}"
 
 
 def is_moot(word: Word, known: Vocabulary) -> bool:

@@ -35,8 +35,8 @@ HOSTS = "Type launcher=ssh launcher.hosts=[<host>,<host>] nodes=2."
 LOADING = "Samples are loaded ahead and split over the ranks by index. Leave it out."
 KERNELS = "torch chooses the kernels. Leave it out."
 OWN_OPTIM = (
-    "Type optim=adamw, optim=sgd, optim=muon or optim=adafactor; one of your own is optim._target_=<its class> "
-        "trust=[<its package>]."
+    "Type optim=adamw, optim=sgd, optim=muon or optim=adafactor; one of your own is optim._target_=<a function of the "
+        "model> trust=[<its package>]."
 )
 OWN_SCHEDULE = (
     "Type schedule=cosine, linear, constant or wsd, which is flat and ends in a linear decay; one of your own is "

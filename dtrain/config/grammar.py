@@ -81,13 +81,22 @@ def _mapping(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     at = _skip(text, at + 1)
     while text[at : at + 1] != "}":
         at = _skip(text, _expect(text, at, ",")) if items else at
-        key = KEY.match(text, at)
-        if not key:
-            raise Unread(text)
-        at = _skip(text, _expect(text, key.end(), ":"))
-        items[str(typed(key[0].strip(" \t")))], at = _element(text, at, depth + 1)
+        name, at = _name(text, at)
+        at = _skip(text, _expect(text, _skip(text, at), ":"))
+        items[name], at = _element(text, at, depth + 1)
         at = _skip(text, at)
     return items, at + 1
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    """A name in a mapping. In quotes, as in YAML, it may hold any letters; Hydra has no quotes there."""
+    quoted = QUOTED.match(text, at)
+    if quoted:
+        return quoted[1] if quoted[2] is None else quoted[2], quoted.end()
+    plain = KEY.match(text, at)
+    if not plain:
+        raise Unread(text)
+    return str(typed(plain[0].strip(" \t"))), plain.end()
 
 
 def _skip(text: str, at: int) -> int:

@@ -22,7 +22,7 @@ PLACE_MARKS = ("/", "\\", "~", "::")
 
 def is_open(key: str) -> bool:
     """Whether a recipe from elsewhere may set a dotted key."""
-    names = _of_data(key.split("."))
+    names = of_data(key.split("."))
     row = next((name for name in (".".join(names[:2]), names[0]) if name in ROWS), None)
     if row is not None:
         return "open" in ROWS[row].metadata["scope"].split()
@@ -72,7 +72,7 @@ def is_passed_on(key: str) -> bool:
     """Whether the value of an open key reaches code that dtrain does not know: a part of the user's own, or the config
     of a model of others.
     """
-    group, *rest = _of_data(key.split("."))
+    group, *rest = of_data(key.split("."))
     if group not in MADE_OF or not rest or rest[-1] == "_target_":
         return False
     takers = [word for word in files.own(group) if rest[0] in files.node(group, word)]
@@ -115,7 +115,7 @@ def _stated(group: str, word: str = "") -> Mapping[str, bool]:
     return {name: all(name in (facts.get("open") or ()) for facts in takers[name]) for name in names}
 
 
-def _of_data(names: Sequence[str]) -> list[str]:
+def of_data(names: Sequence[str]) -> list[str]:
     """The names of a key; below a key that holds words of `data`, those of the key of data."""
     names = [*names]
     for holder in HOLD_DATA:

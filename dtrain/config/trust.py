@@ -8,6 +8,8 @@ refusal: `dtrain plan model._target_=os.system`.
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from dtrain.config.files import folder
 
@@ -59,9 +61,9 @@ def from_elsewhere(name: str, group: str) -> bool:
     return group in MADE_OF or name in own().get(group, frozenset()) - set(BESIDE["hook"])
 
 
-def refusal(key: str, name: str, needed: Collection[str] = ()) -> str:
+def refusal(key: str, name: str, needed: Collection[str] = (), source: str = "") -> str:
     """The message for a name that is not allowed; `key`: the key that has it; `needed`: all packages of the run that
-    must be trusted.
+    must be trusted; `source`: the file that names it, if nobody typed it.
     """
     package = name.split(".")[0]
     refused = f"{key}={name}: {package} is not trusted to run code."
@@ -77,4 +79,16 @@ def refusal(key: str, name: str, needed: Collection[str] = ()) -> str:
         group = key.split(".")[0]
         return f"{refused} Targets of dtrain allowed for {group}: {', '.join(sorted(own().get(group, ())))}."
     packages = ",".join(dict.fromkeys(needed or [package]))
+    if source:
+        return f"{refused} {source} names it. {reading(package)}, and then type trust=[{packages}] if it may run."
     return f"{refused} Type trust=[{packages}] if you know what {'they do' if ',' in packages else 'it does'}."
+
+
+def reading(package: str) -> str:
+    """The advice before a package that somebody else named is trusted: its code runs with the rights of the user."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    place = f"in {Path(spec.origin).parent}" if spec and spec.origin else "(not installed)"
+    return f"Read the source of {package} {place} first"

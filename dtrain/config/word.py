@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain import secrets
-from dtrain.config.grammar import typed
+from dtrain.config.grammar import KEY, typed
 
 _typed_at = ContextVar("typed_at", default="command line")
 
@@ -63,8 +63,15 @@ def text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(text(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_name(key)}:{text(item)}" for key, item in value.items()) + "}"
     return quote(value) if isinstance(value, str) else str(value)
+
+
+def _name(key: Any) -> str:
+    """A name in a mapping, with quotes only where they are needed."""
+    name = str(key)
+    is_plain = KEY.fullmatch(name) and name == name.strip() and str(typed(name)) == name
+    return name if is_plain else quote(name)
 
 
 def spelling(value: Any) -> str:
@@ -72,7 +79,7 @@ def spelling(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_item, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_item(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_name(key)}:{_item(item)}" for key, item in value.items()) + "}"
     is_plain = isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) and typed(value) == value
     return value if is_plain else text(value)
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import yaml
 
+from dtrain.config.constraints import kinds
 from dtrain.config.files import folder
 from dtrain.config.moved import current
-from dtrain.config.schema import GROUPS, Config, Schema, of_scope
+from dtrain.config.permission import of_data
+from dtrain.config.schema import ALLOWED, GROUPS, HOLD_DATA, LISTS, Config, Schema, of_scope
 from dtrain.config.trust import MADE_OF
 from dtrain.config.word import Word, text
 from dtrain.errors import StoreError, WordsError
-from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
+from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, no_key, parse, scalar
 from dtrain.recipe.locate import Place, check, fetch, find
 from dtrain.recipe.policy import SPACE, is_idle, refused
 from dtrain.secrets import HERE, masked
@@ -192,7 +194,7 @@ def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[
 
 def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable[Word]:
     """A word for every value below a key."""
-    if isinstance(node.value, dict) and node.value:
+    if isinstance(node.value, dict) and node.value and not _is_one_value(key, node.plain()):
         for name, inner in node.value.items():
             yield from _leaves(f"{key}.{name}", inner, place, problems)
         return
@@ -201,12 +203,32 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
         for name in _private(key, node)
     ]
     if not KEY.fullmatch(key):
-        problems.append(f"{place}:{node.line}: {key!r:.60} belongs in a defaults list.")
+        why = f"{key!r:.60} belongs in a defaults list." if "override /" in key else no_key(key)
+        problems.append(f"{place}:{node.line}: {why}")
         return
     name = key.rpartition(".")[2]
     value = current({name: node.plain()})[name]
     as_written = INTEGER.fullmatch(node.raw) or FLOAT.fullmatch(node.raw)
     yield Word(key, value, node.raw if as_written else text(value), f"{place}:{node.line}")
+
+
+def _is_one_value(key: str, mapping: Mapping[Any, Any]) -> bool:
+    """Whether the mapping at a key is one value, as its names cannot be parts of a key: patterns of names, names with
+    dots. Parts, and mappings of words, are several.
+    """
+    top, *rest = of_data(key.split("."))
+    if top in GROUPS:
+        named = len(rest) > (top in LISTS) and not (top == "data" and rest[0] == "of")
+    else:
+        named = key in ALLOWED and "mapping" in kinds(ALLOWED[key]) and key not in (*HOLD_DATA, SPACE.rstrip("."))
+    return (
+        named and not _holds_part(mapping) and any("." in name or not KEY.fullmatch(name) for name in map(str, mapping))
+    )
+
+
+def _holds_part(value: Any) -> bool:
+    """Whether there is a part in a mapping, at any depth."""
+    return isinstance(value, Mapping) and ("_target_" in value or any(map(_holds_part, value.values())))
 
 
 def _private(key: str, node: Node) -> Iterable[str]:
@@ -292,7 +314,7 @@ def _any_flow(value: Any) -> str:
 
 
 def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) -> Iterable[str]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not _is_one_value(key, value):
         inner = [
             line
             for part, item in value.items()
@@ -303,10 +325,14 @@ def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) ->
             yield f"{indent}{name}:"
             yield from inner
     else:
-        yield (
-            f"{indent}{name}: "
-            f"{_flow(_as_typed(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
-        )
+        yield f"{indent}{name}: {_flow(_as_asked(value, config, key))}{_source(config, key)}"
+
+
+def _as_asked(value: Any, config: Config, key: str) -> Any:
+    """The value at a key, with references to the environment as they were typed."""
+    if isinstance(value, dict):
+        return {name: _as_asked(item, config, f"{key}.{name}") for name, item in value.items()}
+    return _as_typed(config.unresolved[key]) if key in config.unresolved else value
 
 
 def _source(config: Config, key: str) -> str:

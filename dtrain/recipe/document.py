@@ -25,6 +25,8 @@ OTHER_BASE = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+|b[01]+)")
 ENDLESS = re.compile(r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)")
 TWO_WAYS = re.compile(r"[-+]?0[0-9_]+")
 KEY = re.compile(r"[A-Za-z0-9_][\w+-]*(\.[A-Za-z0-9_][\w+-]*)*", re.ASCII)
+NAME = re.compile(r"[\w.*?!|/:@%+\[\] -]+", re.ASCII)
+"""A name in a mapping that is one value, such as a pattern of names of tensors."""
 OVERRIDE = re.compile(r"(?:override )?/(\w+)", re.ASCII)
 """A group in a defaults list, as Hydra writes it."""
 HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -159,7 +161,7 @@ def _build(events: Iterator[yaml.Event]) -> Node:
             node, anchor = anchors[event.anchor], None
         elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
             ended = stack.pop()
-            node, anchor = _collection(ended), ended.anchor
+            node, anchor = _collection(ended, KEY if len(stack) == 1 else NAME), ended.anchor
         else:
             continue
         if anchor:
@@ -195,13 +197,14 @@ def _scalar(event: yaml.ScalarEvent, line: int) -> Node:
     return Node(value, line, event.value)
 
 
-def _collection(ended: _Open) -> Node:
+def _collection(ended: _Open, allowed: re.Pattern[str]) -> Node:
+    """A list, or a mapping whose keys look as `allowed`."""
     if not ended.mapping:
         return Node(ended.items, ended.line, size=_size(ended.items, ended.line))
     pairs: dict[str, Node] = {}
     merged: list[Node] = []
     for key, value in zip(ended.items[::2], ended.items[1::2], strict=True):
-        name = _key(key)
+        name = _key(key, allowed)
         if name == "<<":
             merged += value.value if isinstance(value.value, list) else [value]
             continue
@@ -215,6 +218,11 @@ def _collection(ended: _Open) -> Node:
     return Node(pairs, ended.line, size=_size(pairs.values(), ended.line))
 
 
+def no_key(name: str) -> str:
+    """Why a name is no key."""
+    return f"{name!r:.60} is not a key. Keys are made of letters, digits, _ and dots between them."
+
+
 def _size(nodes: Any, line: int) -> int:
     size: int = 1 + sum(node.size for node in nodes)
     if size > MOST:
@@ -222,8 +230,8 @@ def _size(nodes: Any, line: int) -> int:
     return size
 
 
-def _key(node: Node) -> str:
-    """A key as text. Raises Slip unless it is a word: keys become parts of command lines, files and calls."""
+def _key(node: Node, allowed: re.Pattern[str]) -> str:
+    """A key as text. Raises Slip unless it looks as `allowed`: keys become parts of command lines, files and calls."""
     if isinstance(node.value, dict | list):
         raise Slip("a key is a word, not a list or mapping.", node.line)
     name = node.raw or str(node.value)
@@ -232,6 +240,6 @@ def _key(node: Node) -> str:
     strange = next((character for character in name if ord(character) > 127), "")
     if strange:
         raise Slip(f"the key {name!r:.60} has {_named(strange)}. Keys are ASCII.", node.line)
-    if not (KEY.fullmatch(name) or OVERRIDE.fullmatch(name)) or len(name) > LONGEST_KEY:
-        raise Slip(f"{name!r:.60} is not a key. Keys are made of letters, digits, _ and dots between them.", node.line)
+    if not (allowed.fullmatch(name) or OVERRIDE.fullmatch(name)) or len(name) > LONGEST_KEY:
+        raise Slip(no_key(name), node.line)
     return name

@@ -79,7 +79,8 @@ def _typed(name: str) -> Place:
     if not store.is_local(name):
         with store.patience(SECONDS), clients.from_a_person(name):
             inside = project.in_zip(name)
-        return Place(inside[0], "remote", member=inside[1]) if inside else Place(name, "remote")
+            url = (None if inside else project.in_site(name)) or name
+        return Place(inside[0], "remote", member=inside[1]) if inside else Place(url, "remote")
     if store.local_path(name).is_dir():
         return Place(str(project.in_folder(store.local_path(name))), "local")
     inside = project.in_zip(name)

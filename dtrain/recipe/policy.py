@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.config import grammar, permission
 from dtrain.config.schema import GROUPS, ROWS, of_scope
 from dtrain.config.trust import from_elsewhere
-from dtrain.config.word import Word, text
+from dtrain.config.word import Word, spelling, text
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside, servers
 from dtrain.recipe.locate import Place
@@ -69,26 +69,29 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
             package = str(value).split(".")[0]
-            instead = f"{screen.typed(f'{key}={value}')} {screen.typed(f'trust=[{package}]')}"
-            yield f"{shown}: a recipe from elsewhere cannot bring code to {top}. Type {instead} if you mean it."
+            instead = f"{screen.typed(f'{word.key}={spelling(word.value)}')} {screen.typed(f'trust=[{package}]')}"
+            yield (
+                f"{shown}: a recipe from elsewhere cannot bring code to {top}. Leave it out, or read the source of "
+                f"{package} first, and then type {instead}."
+            )
         assignment = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
         if redact_arg(assignment) != assignment:
             yield f"{masked(shown)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
         leaf = key.rsplit(".", 1)[-1]
         if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):
             yield (
-                f"{shown}: a recipe from elsewhere cannot run downloaded code. Type {key}=<value> if you trust "
-                "whoever wrote it."
+                f"{shown}: a recipe from elsewhere cannot run downloaded code. Leave it out, or read that code first, "
+                f"and then type {word.key}=<value>."
             )
         if isinstance(value, str) and not key.endswith("._target_") and (why := _unreachable(key, value, place)):
-            yield f"{shown}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+            yield f"{shown}: a recipe from elsewhere {why}. Type {word.key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{shown}: a recipe from elsewhere cannot contain control characters."
         if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
             yield (
                 f"{shown}: a recipe from elsewhere may not read the environment, files or what it may not set: only "
                 f"other keys, as ${{model.width}}. "
-                f"Type {word.key}=<value>, or copy the recipe to a local file if you trust it."
+                f"Type {word.key}=<value>. A copy in a local file may read them: read all of it first."
             )
 
 
@@ -164,9 +167,8 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
             for key, value in _inside(word.key, whole):
                 if isinstance(value, str) and not key.endswith("._target_"):
                     if whole != word.value and (why := _unreachable(key, value, word.place)):
-                        yield (
-                            f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
-                        )
+                        instead = f"Type {word.key}=<value> if you mean it."
+                        yield f"{key} ({word.source}): a recipe from elsewhere {why}. {instead}"
                     for url in servers(value):
                         clients.wary(url)
                     hosts |= dict.fromkeys(named_hosts(value, word.place.url), word)

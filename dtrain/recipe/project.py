@@ -19,7 +19,7 @@ from pathlib import Path
 from dtrain.config import files
 from dtrain.config.schema import Schema
 from dtrain.config.word import cut
-from dtrain.errors import WordsError
+from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import Slip, parse
 from dtrain.secrets import masked, screen
 from dtrain.storage import store
@@ -79,6 +79,35 @@ def in_folder(folder: Path) -> Path:
         with suppress(OSError), path.open("rb") as file:
             contents[path.relative_to(folder).as_posix()] = file.read(LARGEST)
     return folder / _only(_recipes(contents), str(folder), "a folder")
+
+
+def in_site(name: str) -> str | None:
+    """The URL of config.yaml, if `name` is the URL of a folder of a run; a file ends in .yaml, or has none below it.
+    Raises WordsError for the best job of a sweep on the web.
+    """
+    plain, mark, query = name.partition("?")
+    plain = plain.rstrip("/")
+    if plain.endswith(ENDS):
+        return None
+    url = f"{plain}/{RUN}{mark}{query}"
+    if _is_there(url):
+        return url
+    root = plain.removesuffix("/best")
+    if root != plain and _is_there(f"{root}/sweep.yaml{mark}{query}"):
+        raise WordsError(
+            f"recipe={cut(masked(name))}: the best job is found among the folders of a sweep, which the web does not "
+            f"list. Type dtrain sweep best <its folder or bucket> where it lies, then recipe={cut(masked(root))}/<that "
+            "job>."
+        )
+    return None
+
+
+def _is_there(url: str) -> bool:
+    """Whether a mapping in YAML can be read at a URL; some servers have a page for every address."""
+    try:
+        return isinstance(parse(store.small(url, LARGEST)).value, dict)
+    except (StoreError, Slip):
+        return False
 
 
 def in_zip(name: str) -> tuple[str, str] | None:

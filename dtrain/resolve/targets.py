@@ -3,6 +3,7 @@ and the values that its annotations declare.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from dtrain.build import makes_one, received
 from dtrain.cluster import Cluster
 from dtrain.config import constraints
 from dtrain.config.facts import SHARED, about
+from dtrain.config.files import groups
 from dtrain.config.schema import GROUPS, Config
+from dtrain.config.trust import TORCH
 from dtrain.config.word import CALL
 from dtrain.errors import nearest
 from dtrain.resolve import trust
@@ -27,6 +30,15 @@ PASSED: Mapping[str, frozenset[str]] = {
     "logger": frozenset({"out", "steps"}),
 }
 """group -> keywords that the training loop passes when it builds a part of the group."""
+
+
+OWN: Mapping[str, str] = {
+    "optim": "a function of yours that does, such as def optimizer(model, lr=1e-3): return {}(model.parameters(), lr), "
+    "by optim._target_=<package>.optimizer trust=[<package>]",
+    "schedule": "a class of yours that does, with factor(step), by schedule._target_=<package>.<class> "
+    "trust=[<package>]",
+}
+"""group -> how a part of the user's own looks, and its word."""
 
 
 def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
@@ -77,6 +89,21 @@ def _ignored(part: Mapping[str, Any], path: str, config: Config) -> Iterable[str
             )
 
 
+def _typed_in(path: str, name: str) -> str:
+    """The way to type an argument of a part in a list: within the list, which is one value. Empty for other parts."""
+    item = re.fullmatch(r"(.*?)\.(\d+)(\..*)?", path)
+    return f"{name}:<value> in item {int(item[2]) + 1} of {item[1]}=[...]" if item else ""
+
+
+def _instead(path: str, target: str) -> str:
+    """The advice where a target does not take what the run passes: a function of the user's own, or a word."""
+    group = path.split(".")[0]
+    made = target if TORCH.fullmatch(target) else "<its class>"
+    own = OWN.get(group, "a function of yours that does").format(made)
+    words = ", ".join(f"{path}={word}" for word in groups()[group]) if path in groups() else f"{path}=<word>"
+    return f"Name {own}, or a word: {words}."
+
+
 def _values(part: Mapping[str, Any], path: str, config: Config, shared: Mapping[str, Any]) -> Iterable[str]:
     """One sentence per argument whose value its annotation does not allow, or that a file leaves to the user. The
     `_about_` of a word takes precedence: its values are checked with those of dtrain's own words.
@@ -121,10 +148,7 @@ def _judge(
         )
     unasked = sorted(passed - set(takes.names)) if not takes.open else []
     if unasked:
-        yield (
-            f"{subject} takes no {', '.join(unasked)}, which the run passes to it. Name a "
-            f"function of yours that does, or a word: {path}=<word>."
-        )
+        yield f"{subject} takes no {', '.join(unasked)}, which the run passes to it. {_instead(path, str(target))}"
     accepted = [name for name in takes.names if name not in passed]
     for name in () if takes.open else sorted(names - set(takes.names) - set(shared)):
         near = nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")
@@ -133,6 +157,5 @@ def _judge(
         yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
     for name in takes.required if not unasked and not hidden and not called else ():
         if name not in names | passed:
-            plain = f"{path}.{name}=<value>"
             made = "" if takes.allowed.get(name) else f", or {path}.{name}._target_=<its class> for an object"
-            yield f"{subject} needs {name}. Type {plain}{made}."
+            yield f"{subject} needs {name}. Type {_typed_in(path, name) or f'{path}.{name}=<value>{made}'}."

@@ -9,7 +9,9 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import HOLD_DATA, LISTED, NAMED, Config, Schema
 from dtrain.config.trust import NAME, allowed, refusal
+from dtrain.config.word import typed_at
 from dtrain.resolve.unknown import UNKNOWN
+from dtrain.secrets import masked
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterable[str]:
@@ -22,7 +24,15 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Itera
     unknown = {key: name for key, name in known if not allowed(name, _group_of(key), config.trust)}
     packages = [name.split(".")[0] for name in unknown.values() if NAME.fullmatch(name)]
     needed = [*config.trust, *(package for package in sorted({*packages}) if package not in ("dtrain", "torch"))]
-    yield from (refusal(key, name, needed) for key, name in unknown.items())
+    yield from (refusal(key, name, needed, _file(config, key)) for key, name in unknown.items())
+
+
+def _file(config: Config, key: str) -> str:
+    """The file that a value is from; empty if it was typed."""
+    names = key.split(".")
+    above = (".".join(names[:end]) for end in range(len(names), 0, -1))
+    source = next((config.sources[each] for each in above if each in config.sources), "")
+    return "" if source == typed_at() else masked(source)
 
 
 def _group_of(key: str) -> str:

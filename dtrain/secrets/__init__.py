@@ -20,10 +20,12 @@ from dtrain.secrets.near import after_flags, spans
 from dtrain.secrets.patterns import (
     BESIDE,
     DIGEST,
+    FOLDERS,
     HINT,
     HOLDERS,
     LOT,
     SHAPES,
+    is_folder,
     is_high_entropy,
     is_secret,
     plain,
@@ -301,6 +303,8 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
         value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and is_high_entropy(inner))
     ):
         return None
+    if is_folder(name, inner) or (name in FOLDERS and value.string[named.start() - 1 : named.start()] == "$"):
+        return None  # $PWD:/more is a list of folders
     if not sure or plain(inner) or (not quoted and _is_code(value, name)):
         return None
     # a sentence, such as "the password: it is asked for"
@@ -323,7 +327,7 @@ def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(
         value
         for name, value in names
-        if name not in ("PWD", "OLDPWD")
+        if name not in FOLDERS
         and strength(name)
         and len(value) > 7
         and (strength(name) > 1 or random(value))

@@ -31,6 +31,8 @@ WEAK = re.compile(
 """Names that often mean something else: in running text, their value is masked only if it looks like a secret."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
 """Weak names whose secrets may be whole numbers."""
+FOLDERS = ("PWD", "OLDPWD")
+"""Variables of a shell that hold folders, although a password may have the first name."""
 SPECIAL = (
     r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
     r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|"
@@ -133,8 +135,13 @@ def is_secret(name: str, value: Any) -> bool:
     if isinstance(value, int):
         return strength(name) == 2 or (value > 99 and bool(OF_DIGITS.search(leaf)))
     if strength(name) > 0 or (leaf == "key" and name.startswith(OBSERVERS)):
-        return not plain(value)
+        return not plain(value) and not is_folder(name, value)
     return leaf == "key" and (is_high_entropy(value) or bool(MIXED.fullmatch(value)))
+
+
+def is_folder(name: str, value: str) -> bool:
+    """Whether a value is that of a variable of the shell which holds a folder: PWD=/home/me."""
+    return re.split(r"[.\s]", name)[-1] in FOLDERS and value.startswith(("/", "~", "./", "../", "$"))
 
 
 def secret_variable(text: str) -> bool:

@@ -17,11 +17,11 @@ from dtrain.config import constraints, files
 from dtrain.config.schema import GROUPS, Config, of_scope
 from dtrain.config.sections import Sweep
 from dtrain.config.word import Word, cut, quote, slug, spelling
-from dtrain.errors import StoreError, WordsError
+from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.prediction import predict
-from dtrain.recipe import is_overridden, policy
+from dtrain.recipe import policy
 from dtrain.recipe.locate import find
 from dtrain.resolve import values
 from dtrain.resolve.out import digest
@@ -96,7 +96,7 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
         problems.append(
             f"-m: no word has several values.{likely} Type optim.lr=1e-3,3e-3 for example, or leave -m out."
         )
-    problems += _unsweepable(swept)
+    problems += unsweepable(swept)
     places = [word for word in given if word.key in ("sweep.out", "out") and not word.sweep]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
@@ -111,7 +111,7 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     settings = tuple(word for word in given if word.key.startswith("sweep.") and word.key != "sweep.out")
     seed = next((word.value for word in reversed(settings) if word.key == "sweep.seed" and type(word.value) is int), 0)
     fixed = tuple(word for word in given if not word.sweep and word not in places and word not in settings)
-    axes, problems = space.axes(() if proposed else swept, _names, seed)
+    axes, problems = space.axes(() if proposed else swept, names_of, seed)
     problems += _of_recipes(swept, axes)
     known = vocabulary([str(word) for word in fixed])
     from_files = {word.key: word.source for word in given if word.place}
@@ -149,61 +149,8 @@ def _whole(axis: Axis, known: Vocabulary) -> Axis:
     return axis
 
 
-def again(root: str, more: Sequence[str]) -> list[Request]:
-    """The sweep at URL `root`, a request for each of its spaces. `more`: settings, and the words that no file gives:
-    secrets, options of storage, trust. Its words have the rights of a recipe at that place, as whoever wrote it need
-    not be whoever reads it. Raises WordsError, and StoreError if there is no sweep.
-    """
-    there, place = folder.read(root), find(f"{root}/sweep.yaml")
-    if there is None:
-        raise StoreError.during("find a sweep at", root, "it has no sweep.yaml")
-    added, problems = typed(more)
-    problems += [
-        f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
-        for word in added
-        if word.key in study.KEYS
-        or not (policy.is_left_to_type(word, place) or word.key.startswith("sweep.") or is_private(word))
-    ]
-    written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
-    written = [word for word in written if not is_overridden(word.key, {each.key for each in added})]
-    words = [replace(word, source=str(place), place=place) for word in written]
-    swept = [
-        Word(key, value, spelling(value), str(place), place=place)
-        for axes in there.spaces
-        for key, values in axes.items()
-        for value in ([values] if isinstance(values, str) else values)
-    ]
-    problems += [*wrong, *(problem for word in words for problem in policy.refused(word, place))]
-    problems += [*_unsweepable(swept), *policy.swept(swept)]
-    if problems:
-        raise WordsError(*dict.fromkeys(problems))
-    settings = tuple(word for word in added if word.key.startswith("sweep."))
-    fixed = (*words, *(word for word in added if word not in settings))
-    written = [word for word in with_spaces(words) if word.key.startswith("sweep.")]
-    looks_for, _ = typed([f"{key}={text}" for key, text in there.study.settings().items()])
-    return [
-        Request(
-            root,
-            fixed,
-            (*written, *looks_for, *settings),
-            tuple(_axis_of_file(key, values) for key, values in axes.items()),
-            places=dict.fromkeys((*there.words, *axes), str(place)),
-        )
-        for axes in there.spaces
-    ]
-
-
-def _axis_of_file(key: str, values: Sequence[Any] | str) -> Axis:
-    """The axis that sweep.yaml describes. Raises WordsError."""
-    if isinstance(values, str):
-        made, problems = space.axes([Word(key, None, values, "sweep.yaml", sweep=True)], _names, 0)
-        if problems:
-            raise WordsError(*problems)
-        return made[key]
-    return Choices(key, tuple(values))
-
-
-def _unsweepable(swept: Iterable[Word]) -> Iterable[str]:
+def unsweepable(swept: Iterable[Word]) -> Iterable[str]:
+    """A sentence for each word that cannot have several values."""
     for word in swept:
         if is_private(word):
             yield f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
@@ -224,7 +171,7 @@ def _root(given: Iterable[Word], swept: Iterable[Word]) -> str:
     return (place or f"outputs/sweep-{name}").rstrip("/") or "/"
 
 
-def _names(key: str) -> Sequence[str]:
+def names_of(key: str) -> Sequence[str]:
     """The words that a glob over a key may match."""
     if key == "recipe":
         return sorted(path.stem for path in files.folder("recipes").rglob("*.yaml"))

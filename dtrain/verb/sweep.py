@@ -36,7 +36,7 @@ from dtrain.resolve import time_limit
 from dtrain.result import note_code, source_digest
 from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import options, store
-from dtrain.sweep import agenda, folder, foreign, jobs, stop_request, trials
+from dtrain.sweep import agenda, begun, folder, foreign, jobs, stop_request, trials
 from dtrain.sweep.crew import Nodes, crew, split
 from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job
@@ -119,7 +119,7 @@ def _work(root: str, more: Sequence[str]) -> int:
     with zygote.kept():
         if not store.is_local(root):
             zygote.begin()  # a client of that storage starts threads
-        return _take_part(jobs.again(root, more), begin=False)
+        return _take_part(begun.again(root, more), begin=False)
 
 
 def _retry(root: str, more: Sequence[str]) -> int:
@@ -141,7 +141,7 @@ def _retry(root: str, more: Sequence[str]) -> int:
     with zygote.kept():
         if not store.is_local(root):
             zygote.begin()  # a client of that storage starts threads
-        requests = jobs.again(root, [word for word in more if word not in names])
+        requests = begun.again(root, [word for word in more if word not in names])
         return _take_part(requests, begin=False, only=frozenset(chosen if rungs == "none" else ()))
 
 

@@ -12,6 +12,10 @@ DIGITS = "9" * 400
     ("words", "message"),
     [
         (["steps=${"], "steps='${' (command line): ${ begins a reference"), (["model.layers=${x"], "${ begins a reference"), (["data.path=a${b:"], "${ begins a reference"),
+        (["evaluate.metrics.0._target_=my.F1"], "Type 'evaluate.metrics=[{_target_:my.F1}]', with all items."),
+        (["data.path.1=b"], "Type data.path=[b], with all items."),
+        (["model._target_=my.Net", "model.of=[{_target_:my.A}]", "model.of.0.size=3"], "model.of (command line) is a list, which is typed whole: model.of=[...]."),
+        (["steps.x=1"], "steps holds no other words, it is an integer >= 1, in steps. Type steps=<value>."),
         (["max_new_tokens=5"], "there is no word max_new_tokens. Did you mean generate.tokens=5?"),
         (["steps=1e3"], "steps=1e3 (command line): steps is an integer >= 1, in steps. Type steps=1000."),
         (["generate.prompt=${", "seed=x"], "seed is an integer"), (["loop=null"], "loop is text"), (["loop=[]"], "loop is text"), (["loop={a:1}"], "loop is text"),

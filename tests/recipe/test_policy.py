@@ -1,10 +1,15 @@
 """What a recipe may say, by its place."""
 
+import fsspec
 import pytest
 
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
 from dtrain.config.word import Word, text
+from dtrain.errors import WordsError
 from dtrain.recipe.locate import Place
 from dtrain.recipe.policy import refused
+from dtrain.resolve import resolve
 
 LOCAL, REMOTE, OWN = (
     Place("mine.yaml", "local"),
@@ -98,3 +103,26 @@ def test_what_makes_a_recipe_small_obeys_the_same(small: str) -> None:
 def test_small_words_are_judged_as_those_of_their_place() -> None:
     assert problems("expect.small", ["loop=mine.loop"], REMOTE)
     assert problems("expect.small", ["steps=50", "model.layers=2"], REMOTE) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("hook: {mine: {_target_: mine.Hook}}", "hook.mine._target_=mine.Hook trust=[mine]"),
+        (
+            "evaluate: {metrics: [{_target_: mine.F1, n: 3}]}",
+            "'evaluate.metrics=[{_target_:mine.F1,n:3}]' trust=[mine]",
+        ),
+        ("data: {path: [a.txt, /etc/passwd]}", "data.path=<value>"),
+        ("model: {trust_remote_code: true}", "model.trust_remote_code=<value>"),
+        ("model: {_target_: mine.Net}", "trust=[mine]"),
+    ],
+)
+def test_a_refusal_says_what_is_typed_and_to_read_the_code_first(text: str, cure: str) -> None:
+    fsspec.filesystem("memory").pipe_file("/strange.yaml", text.encode())
+    with pytest.raises(WordsError) as caught:
+        resolve(compose(["recipe=memory://strange.yaml"]), Cluster(0, 1))
+    told = str(caught.value)
+    assert cure in told
+    before = told.partition(cure)[0]
+    assert "<value>" in cure or "ead the source of mine" in before

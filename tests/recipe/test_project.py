@@ -61,9 +61,13 @@ def test_the_recipe_of_an_installed_project_is_found_wherever_it_lies(
 def test_code_and_words_of_a_stranger_wait_for_trust_and_for_an_installation(project: Path) -> None:
     archive = zipped(project, project.parent / "moons.zip")
     untrusted, missing = refused(f"recipe={archive}"), refused(f"recipe={archive}", "trust=[moons]")
-    assert "there is no model net. It may be a word of moons. Type trust=[moons] if you know what it does." in untrusted
-    assert "data.dataset._target_=moons.spirals.Spirals: moons is not trusted to run code" in untrusted
-    assert f"It may be a word of moons, which is not installed. Type pip install {archive}" in missing
+    first = "Read the source of moons (not installed) first, and then type trust=[moons] if it may run."
+    assert f"there is no model net. It may be a word of moons. {first}" in untrusted
+    named = f"moons is not trusted to run code. {archive}/moons/train.yaml:"
+    assert f"data.dataset._target_=moons.spirals.Spirals: {named}" in untrusted
+    assert untrusted.count(first) == 2
+    assert "It may be a word of moons, which is not installed. Read its source first" in missing
+    assert f"pip install {archive}" in missing
 
 
 def test_of_several_recipes_one_is_asked_for(project: Path, tmp_path: Path) -> None:

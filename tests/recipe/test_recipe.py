@@ -296,6 +296,26 @@ def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
         }
 
 
+def test_a_run_on_the_web_is_a_recipe_and_the_best_of_a_sweep_is_told() -> None:
+    config = "defaults:\n  - override /launcher: {}\nsteps: 3\n"
+    with site(
+        run_config=config.format("auto"), sw_a_config="seed: 7\n", sw_sweep="format: 1\n", raw="seed: 8\n",
+        far_config=config.format("slurm"), page="<html>",
+    ) as url:  # fmt: skip
+        for name, key, value in (
+            ("run", "steps", 3),
+            ("run/?v=1", "steps", 3),
+            ("sw/a", "seed", 7),
+            ("raw", "seed", 8),
+        ):
+            assert composed(f"recipe={url}/{name}")[key] == value
+        assert list(composed(f"recipe={url}/run")["sources"].values())[-1] == f"{url}/run/config.yaml:3"
+        best = composed(f"recipe={url}/sw/best")["refused"]
+        assert "dtrain sweep best <its folder or bucket>" in best and f"recipe={url}/sw/<that job>" in best
+        assert "launcher=slurm" in composed(f"recipe={url}/far")["refused"]
+        assert "a web page, not YAML" in composed(f"recipe={url}/page")["refused"]
+
+
 def test_a_pinned_recipe_pins_what_it_builds_on(tmp_path: Path) -> None:
     base = "seed: 5\n"
     digest = hashlib.sha256(base.encode()).hexdigest()

@@ -28,6 +28,10 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ((*MINE, "data.dataset.rot=/x", "data.dataset.root=/x"), "Did you mean data.dataset.root?"),
         (
+            (*MINE, "data.dataset.root=/x", "data.dataset.crop=[{_target_:torch.nn.Linear,in_features:1}]"),
+            "torch.nn.Linear needs out_features. Type out_features:<value> in item 1 of data.dataset.crop=[...].",
+        ),
+        (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,in_features:1}"),
             "data.dataset.crop._target_=torch.nn.Linear needs out_features.",
         ),
@@ -38,7 +42,13 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ("optim._target_=torch.optim.SGD", "optim.lr=1"),
-            "torch.optim.SGD takes no model, which the run passes to it. Name a function of yours",
+            "torch.optim.SGD takes no model, which the run passes to it. Name a function of yours that does, such as def "
+            "optimizer(model, lr=1e-3): return torch.optim.SGD(model.parameters(), lr), by "
+            "optim._target_=<package>.optimizer trust=[<package>], or a word: optim=adafactor, optim=adamw, ",
+        ),
+        (
+            ("schedule._target_=torch.optim.lr_scheduler.StepLR",),
+            "StepLR takes no steps, which the run passes to it. Name a class of yours that does, with factor(step)",
         ),
         (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"),

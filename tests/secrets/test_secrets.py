@@ -326,3 +326,21 @@ def test_the_argument_after_a_flag_is_sealed() -> None:
 def test_a_typed_argument_after_a_flag_is_known() -> None:
     secrets.hear(["logger.mine.args=[--token,swordfish]", "hook.mine.call=curl -u ada:mainsail https://host"])
     assert secrets.masked("swordfish and mainsail") == "*** and ***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export PATH=$PWD:$PATH", "export PYTHONPATH=$PWD:src:/srv/code1", "export X=$HOME:${PWD}:$OLDPWD", "PWD=/home/me/a1",
+        "launcher.setup=['export PATH=$PWD:$PATH']", "export PWD=$HOME/b", "launcher.env.PWD=/srv/a1",
+    ],
+)  # fmt: skip
+def test_a_folder_of_the_shell_is_no_secret(text: str) -> None:
+    assert (secrets.masked(text), secrets.redact_arg(text)) == (text, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["export PASSWORD=hunter2x", "export PWD=hunter2x", "export DB_PWD=hunter2x", "export DB_PWD=/hunter2x", "launcher.env.PWD=hunter2x"]
+)  # fmt: skip
+def test_a_password_with_the_name_of_a_folder_is_a_secret(text: str) -> None:
+    assert "hunter2x" not in secrets.redact_arg(text)

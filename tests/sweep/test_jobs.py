@@ -10,7 +10,7 @@ import yaml
 from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
 from dtrain.resolve import resolve
-from dtrain.sweep import folder, jobs
+from dtrain.sweep import begun, folder, jobs
 from dtrain.sweep.folder import Description
 from dtrain.sweep.study import Study
 
@@ -263,7 +263,7 @@ def test_a_sweep_of_somebody_else_has_the_rights_of_a_recipe(tmp_path: Path) -> 
         "format: 1\nwords: {trust: '[os]', steps: '5'}\nspaces:\n- {sweep.out: [a, b]}\n"
     )
     with pytest.raises(WordsError) as raised:
-        jobs.again(str(tmp_path), [])
+        begun.again(str(tmp_path), [])
     assert any("trust cannot come from a recipe" in problem for problem in raised.value.problems)
     assert any("sweep.out=a" in problem and "it cannot be swept" in problem for problem in raised.value.problems)
 
@@ -279,8 +279,23 @@ def test_who_takes_part_in_a_sweep_at_a_url_types_where_its_jobs_run() -> None:
     }
     fsspec.filesystem("memory").pipe_file("/shared/sweep.yaml", yaml.safe_dump(sweep).encode())
     with pytest.raises(WordsError, match=r"launcher\.options cannot come from a recipe from elsewhere"):
-        jobs.again("memory://shared", [])
-    (request,) = jobs.again("memory://shared", ["launcher=inline"])
+        begun.again("memory://shared", [])
+    (request,) = begun.again("memory://shared", ["launcher=inline"])
     assert {str(word) for word in request.words} == {"model=mlp", "checkpoint.keep=3", "launcher=inline"}
     with pytest.raises(WordsError, match=r"steps=3.*: the words of a sweep are those of its sweep.yaml"):
-        jobs.again("memory://shared", ["launcher=inline", "steps=3"])
+        begun.again("memory://shared", ["launcher=inline", "steps=3"])
+
+
+def test_what_a_sweep_at_a_url_may_not_say_is_typed_as_it_says_it() -> None:
+    study = {**yaml.safe_load(STUDY), "metrics": ["loss"], "goals": ["min"]}
+    words, spaces = {"data.path": "/here/a.txt"}, [{"seed": [1, 2], "data.tokenizer": ["/here/a", "/here/b"]}]
+    sweep = {"format": 1, "words": words, "spaces": spaces, "study": study}
+    fsspec.filesystem("memory").pipe_file("/local/sweep.yaml", yaml.safe_dump(sweep).encode())
+    with pytest.raises(WordsError) as raised:
+        begun.again("memory://local", [])
+    assert all(f"Type {key}=<value> if you mean it" in str(raised.value) for key in ("data.path", "data.tokenizer"))
+    (request,) = begun.again("memory://local", ["data.path=/here/a.txt", "data.tokenizer=/here/a,/here/b"])
+    assert [str(word) for word in request.words] == ["data.path=/here/a.txt"]
+    assert [axis.key for axis in request.space] == ["data.tokenizer", "seed"]
+    with pytest.raises(WordsError, match=r"Leave it out, or type it as it is there: data\.path=/here/a\.txt\."):
+        begun.again("memory://local", ["data.path=/here/b.txt", "data.tokenizer=/here/a,/here/b"])

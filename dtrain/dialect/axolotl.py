@@ -46,7 +46,7 @@ def translate(ledger: Ledger) -> None:
     for tell in (*sections, objective_section, data_section, _stop):
         tell(ledger)
     ledger.apply(RULES)
-    ledger.imply({"clip": 1.0}, "default of transformers' Trainer")
+    ledger.imply({"clip": 1.0, "seed": 42}, "default of transformers' Trainer")
 
 
 def _steps(ledger: Ledger) -> None:
@@ -267,6 +267,7 @@ KEYS: Mapping[str, Any] = {
     "load_in_8bit load_in_4bit gptq": lacking(
         "dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."
     ),
+    "qat.** quantization.**": refused(terms.QAT),
     "unfrozen_parameters freeze_mm_modules": lacking(
         "type model.freeze=[<patterns of names>], which names what is not trained."
     ),

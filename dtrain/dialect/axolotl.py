@@ -8,6 +8,7 @@ axolotl fine-tunes transformers models with transformers' Trainer, whose default
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.heads import TASKS
 from dtrain.config.period import EPOCH
 from dtrain.dialect import accelerate, nested, terms, trackers
 from dtrain.dialect.accelerate import SHARDING
@@ -24,11 +25,6 @@ MARKS = names(
     "train_on_inputs dataset_prepared_path evals_per_epoch saves_per_epoch gradient_checkpointing flash_attention"
 )
 SILENT = ("data",)
-TASKS = {
-    "CausalLM": "causal_lm", "SequenceClassification": "classification", "MaskedLM": "masked_lm",
-    "ImageClassification": "image_classification", "Seq2SeqLM": "seq2seq",
-}  # fmt: skip
-"""The end of the name of a class of transformers, after `For` -> model.task."""
 TOKENS = "a tokenizer option. Apply it to the files that data.tokenizer names."
 REWARDS = (
     "of preference training dtrain has dpo, ipo and hinge. Type objective=dpo, or write your own objective: "

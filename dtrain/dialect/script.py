@@ -9,8 +9,8 @@ What the calls of the script say is carried over; model, data and loss are code,
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.heads import TASKS
 from dtrain.dialect import accelerate, nested, terms
-from dtrain.dialect.axolotl import TASKS
 from dtrain.dialect.deepspeed_zero import stage
 from dtrain.dialect.ledger import Code, Ledger, count, show, whole
 from dtrain.dialect.lightning import TRAINER

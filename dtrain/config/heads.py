@@ -1,4 +1,4 @@
-"""What the heads of transformers' models are for."""
+"""The tasks that heads of transformers' models are for."""
 
 from collections.abc import Mapping
 from typing import Any

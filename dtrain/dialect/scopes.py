@@ -49,7 +49,7 @@ def _is_trained(call: ast.Call, module: ast.Module) -> bool:
 
 
 def _of_name(node: ast.Name, module: ast.Module) -> ast.expr | None:
-    """What a name has got: as a parameter from the calls, else where it is assigned once."""
+    """The value of a name: as a parameter from the calls, else where it is assigned once."""
     for scope in (*_around(node, module), module):
         if isinstance(scope, ast.ClassDef):
             continue
@@ -88,7 +88,7 @@ def _class(node: ast.expr, module: ast.Module) -> ast.ClassDef | None:
 
 
 def _given(function: Function, name: str, module: ast.Module) -> ast.expr | None:
-    """What all calls of a function give a parameter, else its default."""
+    """The value that all calls of a function give a parameter, else its default."""
     owner = next((each for each in _around(function, module) if isinstance(each, ast.ClassDef)), None)
     called = owner.name if owner and function.name == "__init__" else function.name
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and last(node.func) == called]

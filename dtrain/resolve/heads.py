@@ -12,7 +12,7 @@ from dtrain.resolve.rowtext import ROWS
 from dtrain.resolve.unknown import UNKNOWN
 
 IMAGES = ("images", "webdataset")
-"""What data of pictures states as `files`."""
+"""The fact `files` of data of pictures."""
 UNTOLD = "causal_lm"
 """Where nothing says it: most models that are named are of that kind."""
 

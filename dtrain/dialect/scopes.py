@@ -62,7 +62,7 @@ def _of_name(node: ast.Name, module: ast.Module) -> ast.expr | None:
 
 
 def _of_attribute(node: ast.Attribute, module: ast.Module) -> ast.expr | None:
-    """What an object of a class of this file keeps: `self.size`, `self.hparams.size`, or `config.size`."""
+    """The value that an object of a class of this file keeps: `self.size`, `self.hparams.size`, or `config.size`."""
     is_saved = isinstance(node.value, ast.Attribute) and node.value.attr == "hparams"
     owner = _class(node.value.value if is_saved and isinstance(node.value, ast.Attribute) else node.value, module)
     if owner is None:

@@ -27,7 +27,7 @@ from dtrain.config import environment
 from dtrain.config.word import cut, in_a_call, spelling, text
 from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError
 from dtrain.launcher import apart
-from dtrain.lifecycle import signals
+from dtrain.lifecycle import loaders, signals
 from dtrain.logger import FunctionLogger
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
@@ -103,6 +103,7 @@ def run(
     already, in another thread), DtrainError (training failed), or a KeyboardInterrupt for a Ctrl-C before the first
     step. A later one lets the run save, and returns its result.
     """
+    loaders.end_if_starting()
     passed = _passed(model=model, data=data, objective=objective, hook=hook, logger=logger)
     with _only_run() as place, signals.called(), _given(words, passed, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())

@@ -359,3 +359,14 @@ def test_a_run_of_several_ranks_that_was_interrupted_goes_on_in_the_same_process
         "interrupted",
         "stopped",
     ], done.stderr
+
+
+@pytest.mark.parametrize("ranks", [(), ("devices=2", "strategy=ddp")])
+def test_a_script_whose_loading_processes_would_train_again_is_told_what_to_write(
+    ranks: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("objective=regression", "model.width=8", "steps=3", "data.workers=1", *ranks)
+    (tmp_path / "script.py").write_text(CELL + f"\ndtrain.run(*{words}, model=Net, data=Sums(), out='run')\n")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert '`if __name__ == "__main__":` above the call' in done.stderr.split("LoaderError: ")[-1], done.stderr
+    assert "lease" not in done.stderr and "trusted" not in done.stderr

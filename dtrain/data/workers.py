@@ -125,6 +125,8 @@ class Workers:
         ended = [process for process in self._processes if process.sentinel in ready]
         for process in ended:  # its exit code comes a moment later
             process.join()
+        if any(process.exitcode == loaders.UNGUARDED_CODE for process in ended):
+            return loaders.UNGUARDED
         deaths = [f"a loading process {_ending(process.exitcode)}{_reading(process.pid)}" for process in ended]
         return "; ".join(deaths) or "a loading process died"
 

@@ -77,7 +77,11 @@ class Metrics:
                 rows = gathered(torch.cat(self._parts[name]), self._mesh)
                 figures[name] = _number(f"the value of {name}", metric.value(torch.cat(rows)))
             else:
-                figures[name] = _number(f"the value of {name}", metric.value(self._mesh.sum(self._parts[name][0])))
+                value = metric.value(self._mesh.sum(self._parts[name][0]))
+                several = isinstance(value, Mapping)
+                figures |= (
+                    _numbers(name, value, self._names) if several else {name: _number(f"the value of {name}", value)}
+                )
         return figures
 
     def try_out(self, classes: int) -> None:
@@ -237,6 +241,12 @@ def _number(what: str, value: Any) -> float:
 
 def _numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, float]:
     """A figure, or one for each name or place of several; of each class, or pair of classes, by their names."""
+    if isinstance(value, Mapping) and all(isinstance(each, Tensor) and each.ndim for each in value.values()):
+        return {
+            end: figure
+            for key, each in value.items()
+            for end, figure in _numbers(f"{name}_{key}", each, classes).items()
+        }
     if isinstance(value, Mapping):
         return {f"{name}_{key}": _number(f"{key} of {name}", each) for key, each in value.items()}
     if not isinstance(value, Tensor) or value.numel() == 1:

@@ -4,6 +4,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,10 +17,23 @@ from dtrain.lifecycle.signals import REPORT
 
 ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
 """How long to wait for a stack, and the pause after which it counts as complete."""
+UNGUARDED_CODE = 79
+"""Exit code of a process that began by running the training again."""
+UNGUARDED = (
+    "dtrain.run is called as this script is imported, and each process of data.workers imports it. Write "
+    '`if __name__ == "__main__":` above the call and indent the call below it, or type data.workers=0.'
+)
 
 _tables: list[Any] = []
 _mine: list[tuple[Any, int]] = []
 """The table and slot of this loading process."""
+
+
+def end_if_starting() -> None:
+    """End a process that still imports the script of its parent, whose call of `dtrain.run` is not its own."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        print(UNGUARDED, file=sys.stderr, flush=True)
+        os._exit(UNGUARDED_CODE)
 
 
 # in the rank

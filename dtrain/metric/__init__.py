@@ -2,6 +2,7 @@
 rows that are put together, so its value is that of all samples at once on every mesh.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import torch
@@ -22,8 +23,10 @@ class Metric(Protocol):
         """
         ...
 
-    def value(self, whole: Tensor) -> float:
-        """The figure, of the sum of all parts in fp64, or of all rows."""
+    def value(self, whole: Tensor) -> float | Mapping[str, Tensor]:
+        """The figure, of the sum of all parts in fp64, or of all rows; or names with a figure [classes] for each class,
+        of sums alone.
+        """
         ...
 
 

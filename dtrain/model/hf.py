@@ -1,7 +1,7 @@
 """A model of transformers, built from the config.json of a folder, a hub repository or any URL:
 
     model=hf model.name=meta-llama/Llama-3.2-1B
-    model=hf model.name=s3://bucket/mine model.task=classification model.config='{num_labels: 3}'
+    model=hf model.name=s3://bucket/mine model.config='{num_labels: 3}'
 
 Code of a repository is never run.
 """

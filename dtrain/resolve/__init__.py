@@ -27,6 +27,7 @@ from dtrain.resolve import (
     declared,
     epochs,
     fit,
+    heads,
     lightning,
     loggers,
     loop,
@@ -138,6 +139,9 @@ def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) 
     config, wrong = rowtext.padded(config)
     if wrong:
         raise WordsError(*wrong, *further(replace(config, data=UNKNOWN), cluster))
+    config, wrong = heads.told(config)
+    if wrong:
+        raise WordsError(*wrong, *further(replace(config, model=UNKNOWN), cluster))
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = chunk.decided(_plan_on(most, config, cluster, trace), cluster)

@@ -189,6 +189,7 @@ def test_every_model_is_built_without_memory(tmp_path: Path) -> None:
     for word in (word for group, word in REAL if group == "model"):
         part = {name: value for name, value in node("model", word).items() if name != "_about_"}
         part |= {name: str(tmp_path) for name, value in part.items() if value == "???"}
+        part |= {"task": "causal_lm"} if "task" in part else {}
         model = construct(part, facts=FACTS, seed=0)
         assert all(parameter.is_meta for parameter in model.parameters()), word
         assert sum(parameter.numel() for parameter in model.parameters()) > 0, word

@@ -134,7 +134,7 @@ HF = ("model=hf", "model.name=bert", "model.task=masked_lm")
     ("words", "message"),
     [
         (TEXT, "objective=masked needs a model that reads a row in both directions, and model=gpt reads forwards. Type model=hf"),
-        ((*TEXT, "model=hf", "model.name=bert"), "the head of model=hf is for model.task=causal_lm. Type model.task=masked_lm."),
+        ((*TEXT, *HF, "model.task=causal_lm"), "the head of model=hf is for model.task=causal_lm. Type model.task=masked_lm."),
         (("objective=masked", "data=text", *HF), "needs a mask token, and data.tokenizer=bytes has none"),
         (("objective=masked", "data=synthetic", *HF), "hides tokens of plain text, and data=synthetic is none"),
         ((*TEXT, *HF, "data.packing=pack"), "objective=masked hides tokens of rows that are not packed"),

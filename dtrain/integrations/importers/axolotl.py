@@ -8,6 +8,7 @@ axolotl fine-tunes transformers models with transformers' Trainer, whose default
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.heads import TASKS
 from dtrain.config.period import EPOCH
 from dtrain.integrations.importers import accelerate, nested, terms, trackers
 from dtrain.integrations.importers.accelerate import SHARDING
@@ -36,11 +37,6 @@ MARKS = names(
     "train_on_inputs dataset_prepared_path evals_per_epoch saves_per_epoch gradient_checkpointing flash_attention"
 )
 SILENT = ("data",)
-TASKS = {
-    "CausalLM": "causal_lm", "SequenceClassification": "classification", "MaskedLM": "masked_lm",
-    "ImageClassification": "image_classification", "Seq2SeqLM": "seq2seq",
-}  # fmt: skip
-"""The end of the name of a class of transformers, after `For` -> model.task."""
 TOKENS = "a tokenizer option. Apply it to the files that data.tokenizer names."
 REWARDS = (
     "of preference training dtrain has dpo, ipo and hinge. Type objective=dpo, or write your own objective: "
@@ -58,7 +54,7 @@ def translate(ledger: Ledger) -> None:
     for tell in (*sections, objective_section, data_section, _stop):
         tell(ledger)
     ledger.apply(RULES)
-    ledger.imply({"clip": 1.0}, "default of transformers' Trainer")
+    ledger.imply({"clip": 1.0, "seed": 42}, "default of transformers' Trainer")
 
 
 def _steps(ledger: Ledger) -> None:
@@ -279,6 +275,7 @@ KEYS: Mapping[str, Any] = {
     "load_in_8bit load_in_4bit gptq": lacking(
         "dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."
     ),
+    "qat.** quantization.**": refused(terms.QAT),
     "unfrozen_parameters freeze_mm_modules": lacking(
         "type model.freeze=[<patterns of names>], which names what is not trained."
     ),

@@ -2,10 +2,10 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dtrain.integrations.importers.ledger import Code
+from dtrain.integrations.importers.ledger import Code, Differs
 
 CALLS = {
     "Trainer": "trainer",
@@ -109,6 +109,19 @@ def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
             isinstance(literal, ast.Call) and last(literal.func) in ("dict", "list")
         ):
             yield ast.unparse(root)
+
+
+def same(values: Sequence[Any]) -> Any:
+    """The value that several calls agree on; Differs where they do not; None if there is none."""
+    if not values:
+        return None
+    first, *others = values
+    if all(each == first and type(each) is type(first) for each in others):
+        return first
+    if all(isinstance(each, dict) for each in values):
+        names = dict.fromkeys(name for each in values for name in each)
+        return {name: same([each.get(name) for each in values]) for name in names}
+    return Differs(" or ".join(dict.fromkeys("nothing" if each is None else str(each) for each in values)))
 
 
 def last(node: ast.expr) -> str:

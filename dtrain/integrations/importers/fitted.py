@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection
 from typing import Any
 
+from dtrain.integrations.importers import scopes
 from dtrain.integrations.importers.calls import Script, last
 from dtrain.integrations.importers.ledger import Differs
 from dtrain.integrations.importers.made import Made, made
@@ -20,10 +21,13 @@ def read(module: ast.Module, script: Script, calls: Collection[ast.Call], inside
     gathered = [script.value(call) for call in calls if last(call.func) in GATHERED and id(call) not in inside]
     seeds = [_first(call, "seed", script) for name in SEEDS for call in calls if last(call.func) == name]
     seeds = list(dict.fromkeys(map(str, seeds))) if len({*map(str, seeds)}) > 1 else seeds[:1]
+    size = scopes.batch_size(scopes.loaders(module), module, script)
     fits = [call for call in calls if last(call.func) == "fit" and "trainer" in ast.unparse(call.func).lower()]
     tree: dict[str, Any] = {"callbacks": gathered} if gathered else {}
     if seeds:
         tree["seed_everything"] = seeds[0] if len(seeds) == 1 else Differs(" or ".join(seeds))
+    if size:
+        tree["DataLoader"] = size
     for call in fits[:1]:
         things = {**dict(zip(("model", "data"), call.args, strict=False)), **_of_fit(call)}
         tree |= {name: _fitted(node, module, script) for name, node in things.items()}

@@ -184,7 +184,9 @@ def _parts(ledger: Ledger, outer: str) -> None:
         ledger.ask("schedule", "constant, with schedule.warmup=0, where configure_optimizers has no scheduler")
     own = named("data.dataset", data if isinstance(data, Made) and data.is_loaded else None, ledger)
     terms.ask_for_data(ledger, f"dataset, with {own.replace('<its class>', '<its dataset>')}")
-    if "accumulate" not in ledger.words and not ledger.asks("accumulate"):
+    if "microbatch" in ledger.words:
+        ledger.imply({"accumulate": 1}, DEFAULT)
+    elif "accumulate" not in ledger.words and not any(map(ledger.asks, ("accumulate", "microbatch"))):
         ledger.ask("batch", "samples of a step, of all ranks")
 
 
@@ -298,6 +300,7 @@ COMMAND_KEYS: Mapping[str, Any] = {
     "optimizer.** lr_scheduler.**": refused(
         "type optim=adamw, sgd, muon or adafactor, and schedule=linear, cosine, constant or wsd, with arguments."
     ),
+    "DataLoader.batch_size": to("microbatch", count, "of each process"),
     "ckpt_path": terms.OWN_CHECKPOINT,
     "verbose return_predictions weights_only": unneeded("an option of other Lightning commands"),
 }

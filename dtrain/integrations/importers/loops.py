@@ -7,8 +7,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from dtrain.integrations.importers.calls import Script, last
-from dtrain.integrations.importers.ledger import Code, Differs
+from dtrain.integrations.importers import scopes
+from dtrain.integrations.importers.calls import Script, last, same
+from dtrain.integrations.importers.ledger import Code
 from dtrain.integrations.importers.made import WRAPPERS, made
 from dtrain.integrations.importers.terms import DEFAULTS
 
@@ -56,39 +57,25 @@ def read(module: ast.Module, script: Script) -> dict[str, Any]:
     optimizers = [call for name in by_name if name.lower() in OPTIMIZERS for call in by_name[name]]
     if "backward" not in by_name or not (optimizers or "Accelerator" in by_name or "Fabric" in by_name):
         return {}
-    tree: dict[str, Any] = {name: _same([script.arguments(call) for call in by_name.get(name, ())]) for name in TOOLS}
-    tree["optimizer"] = _same([_optimizer(call, script) for call in optimizers])
-    tree["scheduler"] = _same([_scheduler(call, script) for name in SCHEDULES for call in by_name.get(name, ())])
-    loaders = by_name.get("DataLoader", [])
-    trained = [call for call in loaders if _is_trained(call, module)] or loaders[:1]
-    tree["DataLoader"] = _same([_loader(call, module, script) for call in trained])
+    tree: dict[str, Any] = {name: same([script.arguments(call) for call in by_name.get(name, ())]) for name in TOOLS}
+    tree["optimizer"] = same([_optimizer(call, script) for call in optimizers])
+    tree["scheduler"] = same([_scheduler(call, script) for name in SCHEDULES for call in by_name.get(name, ())])
+    loaders, trained = by_name.get("DataLoader", []), scopes.loaders(module)
+    tree["DataLoader"] = same([_loader(call, module, script) for call in trained])
     tree["evaluation"] = _evaluation(module, [call for call in loaders if call not in trained])
     clips = [_named(script.arguments(call), "clip_grad_norm_") for call in by_name.get("clip_grad_norm_", ())]
-    tree["clip_grad_norm"] = _same([clip.get("max_norm", Code("its norm")) for clip in clips])
-    tree["clip_grad_value"] = _same([Code(ast.unparse(call)) for call in by_name.get("clip_grad_value_", ())])
-    tree["seed"] = _same([script.value(call.args[0]) for name in SEEDS for call in by_name.get(name, ()) if call.args])
+    tree["clip_grad_norm"] = same([clip.get("max_norm", Code("its norm")) for clip in clips])
+    tree["clip_grad_value"] = same([Code(ast.unparse(call)) for call in by_name.get("clip_grad_value_", ())])
+    tree["seed"] = same([script.value(call.args[0]) for name in SEEDS for call in by_name.get(name, ()) if call.args])
     tree |= _length(module, script)
     tree["precision"] = _precision(by_name, script)
-    tree["wrapper"] = _same(sorted({kind for name, kind in WRAPPERS.items() if name in by_name}))
+    tree["wrapper"] = same(sorted({kind for name, kind in WRAPPERS.items() if name in by_name}))
     tree["compile"] = True if any(ast.unparse(call.func) == "torch.compile" for call in calls) else None
     told = {name for name in tree["Accelerator"] or {} if name.startswith("gradient_accumulation")}
     tree["accumulation"] = None if told else _accumulation(module, script)
     tree["model"] = _model(module, optimizers, script)
-    tree["loss"] = _same([name for name in LOSSES if name in by_name]) or Code("the loss")
+    tree["loss"] = same([name for name in LOSSES if name in by_name]) or Code("the loss")
     return {LOOP: {name: value for name, value in tree.items() if value is not None}}
-
-
-def _same(values: Sequence[Any]) -> Any:
-    """The value that several calls agree on; Differs where they do not; None if there is none."""
-    if not values:
-        return None
-    first, *others = values
-    if all(each == first and type(each) is type(first) for each in others):
-        return first
-    if all(isinstance(each, dict) for each in values):
-        names = dict.fromkeys(name for each in values for name in each)
-        return {name: _same([each.get(name) for each in values]) for name in names}
-    return Differs(" or ".join(dict.fromkeys("nothing" if each is None else str(each) for each in values)))
 
 
 def _named(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
@@ -116,16 +103,8 @@ def _scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
 def _loader(call: ast.Call, module: ast.Module, script: Script) -> dict[str, Any]:
     arguments = _named(script.arguments(call), "DataLoader")
     nodes = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "dataset")]
-    return arguments | ({"dataset": made(nodes[0], module, script)} if nodes else {})
-
-
-def _is_trained(call: ast.Call, module: ast.Module) -> bool:
-    """Whether a loader is that of the training: it shuffles, or its name says so."""
-    shuffles = [word.value for word in call.keywords if word.arg == "shuffle"]
-    if any(isinstance(value, ast.Constant) and value.value for value in shuffles):
-        return True
-    owners = [node for node in ast.walk(module) if isinstance(node, ast.Assign) and node.value is call]
-    return any("train" in ast.unparse(target).lower() for node in owners for target in node.targets)
+    found = {"dataset": made(nodes[0], module, script)} if nodes else {}
+    return arguments | found | scopes.batch_size([call], module, script)
 
 
 def _evaluation(module: ast.Module, loaders: Sequence[ast.Call]) -> Code | None:
@@ -155,7 +134,7 @@ def _length(module: ast.Module, script: Script) -> dict[str, Any]:
         if is_epoch or (steps and not any(isinstance(each, ast.For) for each in ast.walk(node) if each is not node)):
             found["epochs" if is_epoch else "steps"].append(script.value(_rounds(call.args)))
     kind = next((name for name in found if found[name]), None)
-    return {kind: _same(found[kind])} if kind else {}
+    return {kind: same(found[kind])} if kind else {}
 
 
 def _rounds(bounds: Sequence[ast.expr]) -> ast.expr:
@@ -180,7 +159,7 @@ def _precision(made: Mapping[str, Collection[ast.Call]], script: Script) -> str 
 def _accumulation(module: ast.Module, script: Script) -> Any:
     """The forwards of a step where a loop counts them itself: the name behind `%` or `/` that says accum."""
     operands = (node.right for node in ast.walk(module) if isinstance(node, ast.BinOp))
-    return _same([script.value(each) for each in operands if "accum" in ast.unparse(each).lower()])
+    return same([script.value(each) for each in operands if "accum" in ast.unparse(each).lower()])
 
 
 def _model(module: ast.Module, optimizers: Sequence[ast.Call], script: Script) -> Any:

@@ -182,6 +182,7 @@ def _python(text: str, place: str) -> Any:
         raise WordsError(
             f"{place}{line}: not Python: {getattr(error, 'msg', str(error)) or 'nested too deep'}."
         ) from error
+    module = looked_through(module)
     script = Script(module)
     tree: dict[str, Any] = {}
     owned = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)} & set(CALLS)
@@ -201,8 +202,7 @@ def _python(text: str, place: str) -> Any:
     if "trainer" in tree:
         tree |= fitted.read(module, script, made, {*script.inside})
     if not tree:
-        written = looked_through(module)
-        if tree := loops.read(written, Script(written)):
+        if tree := loops.read(module, script):
             return tree
         others.refuse_assignments(module, place)
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")

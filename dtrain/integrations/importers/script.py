@@ -9,8 +9,8 @@ What the calls of the script say is carried over; model, data and loss are code,
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.config.heads import TASKS
 from dtrain.integrations.importers import accelerate, nested, terms
-from dtrain.integrations.importers.axolotl import TASKS
 from dtrain.integrations.importers.deepspeed_zero import stage
 from dtrain.integrations.importers.ledger import Code, Ledger, count, show, whole
 from dtrain.integrations.importers.lightning import TRAINER

@@ -57,6 +57,11 @@ CHANGES_LOSS = lacking(
 COMPILE = switched(says({"compile": "blocks"}), says({"compile": "none"}))
 DETERMINISTIC = lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are deterministic.")
 DISK = refused("there is no offload to disk. Type strategy.offload=cpu for host memory, or use more ranks.")
+QAT = (
+    "there is no training with fake quantization. Train without it and quantise the folder that dtrain checkpoint "
+    "export writes, with quantize_ of torchao; or type model._target_=<a function that returns the model after "
+    "quantize_(model, QATConfig(...))> trust=[<its package>]."
+)
 FP8 = turns_on({"precision": "fp8"}, "needs torchao and a GPU with fp8")
 GPUS = unneeded("GPUs if available, as here")
 NO_ACTIVATION_OFFLOAD = lacking("there is no activation offload. Type remat=full.")

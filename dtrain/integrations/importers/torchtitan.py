@@ -156,13 +156,17 @@ def _is_float8(ledger: Ledger, key: str, value: Any) -> bool:
     return bool(names) and all(str(name).startswith(("float8", "quantize.linear.float8")) for name in names)
 
 
+def _is_qat(ledger: Ledger, key: str, value: Any) -> bool:
+    return "qat" in str(value)
+
+
 def _float8(ledger: Ledger, key: str, value: Any) -> None:
     later, older = ledger.get("quantize.linear.float8.recipe_name"), ledger.get("float8.recipe_name", "tensorwise")
     words = {"precision": "fp8", "precision.recipe": later or older}
     ledger.carry(key, words, "needs torchao and a GPU with fp8")
 
 
-NO_CONVERTER = lacking("float8 is the only supported converter. Type precision=fp8.")
+NO_CONVERTER = when(_is_qat, refused(terms.QAT), lacking("float8 is the only supported converter. Type precision=fp8."))
 
 
 def _remat(ledger: Ledger) -> None:

@@ -81,6 +81,7 @@ def _parts(ledger: Ledger) -> None:
     _logger(ledger)
     for section, (why, known) in SECTIONS.items():
         name = str(ledger.get(f"{section}.{COMPONENT}", ""))
+        why = terms.QAT if section == "quantizer" and "QAT" in name else why
         outcome = unneeded if name in known or not name else refused
         ledger.settle(outcome(known.get(name, why)), section, f"{section}.**")
 
@@ -231,5 +232,6 @@ KEYS: Mapping[str, Any] = {
     "cudnn_deterministic_mode": terms.DETERMINISTIC,
     "low_cpu_ram": unneeded("each shard is initialised in place"),
     "kd_ratio": refused(DISTILLATION),
+    "fake_quant_after_n_steps": refused(terms.QAT),
 }
 RULES = table(KEYS)

@@ -5,7 +5,7 @@ entries of config.json, or the name that TRL's trainers take.
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.integrations.importers.axolotl import TASKS
+from dtrain.config.heads import TASKS
 from dtrain.integrations.importers.axolotl_adapter import WHOLE
 from dtrain.integrations.importers.ledger import Code, Ledger, Rule, show
 from dtrain.integrations.importers.rules import lacking, refused, says, switched, table, unneeded

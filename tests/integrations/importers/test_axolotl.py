@@ -19,7 +19,7 @@ def test_full_finetuning() -> None:
     assert read.words == {
         "precision": "bf16_true", "model": "hf", "model.name": "meta-llama/Llama-3.2-1B", "model.task": "causal_lm", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
         "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1, "epochs": 2,
-        "checkpoint.every": "epoch",
+        "checkpoint.every": "epoch", "seed": 42,
     }  # fmt: skip
     assert "trust" not in read.command
     assert read.command["data.sequence"] == 4096

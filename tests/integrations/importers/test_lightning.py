@@ -276,3 +276,50 @@ def test_the_seed_the_classes_and_their_arguments_are_told(arguments: str, data:
     assert data in read.told("refused")["data"]
     path.write_text(path.read_text().replace("L.seed_everything(7)", "torch.manual_seed(args.seed)"))
     assert "seed" not in imported(path).words and "Type seed=" in imported(path).told("refused")["seed_everything"]
+
+
+LOADED = """
+import argparse
+import lightning as L
+from torch.utils.data import DataLoader
+{above}
+class Data(L.LightningDataModule):
+    def __init__(self, folder, batch_size=16):
+        super().__init__()
+        self.save_hyperparameters()
+        self.batch_size = batch_size
+    def train_dataloader(self):
+        return DataLoader(self.train, {size}, num_workers=2)
+    def val_dataloader(self):
+        return DataLoader(self.held, batch_size=512)
+L.Trainer(max_epochs=2{more}).fit(Model(), datamodule=Data("faces"{given}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"size": "batch_size=32"}, {"microbatch": 32, "accumulate": 1}),
+        ({"size": "32", "more": ", accumulate_grad_batches=4"}, {"microbatch": 32, "accumulate": 4}),
+        ({"size": "batch_size=SIZE", "above": "SIZE = 24"}, {"microbatch": 24, "accumulate": 1}),
+        ({"size": "batch_size=self.batch_size"}, {"microbatch": 16, "accumulate": 1}),
+        ({"size": "batch_size=self.batch_size", "given": ", 64"}, {"microbatch": 64, "accumulate": 1}),
+        ({"size": "batch_size=self.hparams.batch_size", "given": ", batch_size=8"}, {"microbatch": 8, "accumulate": 1}),
+        (
+            {
+                "above": "p = argparse.ArgumentParser()\np.add_argument('--size', type=int, default=48)\nargs = p.parse_args()",
+                "size": "batch_size=self.batch_size",
+                "given": ", batch_size=args.size",
+            },
+            {"microbatch": 48, "accumulate": 1},
+        ),
+        ({"size": "batch_size=measured()"}, {"microbatch": "???"}),
+        ({"size": "sampler=mine"}, {"batch": "???"}),
+    ],
+)
+def test_the_batch_is_read_from_the_loader(parts: dict[str, str], words: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOADED.format(**{"above": "", "more": "", "given": "", **parts}))
+    read = imported(path)
+    known = {word: value for word, value in read.ledger.words.items() if word in ("batch", "microbatch", "accumulate")}
+    assert known == words

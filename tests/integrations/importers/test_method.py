@@ -225,3 +225,27 @@ def test_a_name_means_the_same_in_a_file_and_on_the_command_line(tool: str) -> N
                 wrong += [(entry, told)] * (not any(f"{word}=" in told for word in entry.words))
                 compared += 1
     assert wrong == [] and compared > 1
+
+
+FAKE = {
+    "qat.yaml": "base_model: a/b\nmicro_batch_size: 2\nsequence_len: 64\nqat:\n  weight_dtype: int4\n",
+    "tune.yaml": "model:\n  _component_: torchtune.models.llama3.llama3_8b\nfake_quant_after_n_steps: 9\nquantizer:\n"
+    "  _component_: torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer\n  groupsize: 256\n",
+    "titan.toml": "[model]\nname = 'llama3'\nconverters = ['quantize.linear.qat']\n[training]\nlocal_batch_size = 1\n",
+}
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_fake_quantization_is_refused_with_what_to_do_in_its_place(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(FAKE[name])
+    lines = {key: why for key, why in imported(path).told("refused").items() if "q" in key or "converters" in key}
+    of_it = {key: why for key, why in lines.items() if "sequence" not in key}
+    assert of_it and all("checkpoint export" in why and "torchao" in why for why in of_it.values()), of_it
+
+
+def test_a_file_without_a_seed_has_the_seed_of_the_tool(tmp_path: Path) -> None:
+    file = {"base_model": "a/b", "micro_batch_size": 2, "sequence_len": 64}
+    assert read(tmp_path, file).words["seed"] == 42
+    assert read(tmp_path, {**file, "seed": None}).words["seed"] == 42
+    assert read(tmp_path, {**file, "seed": 3}).words["seed"] == 3

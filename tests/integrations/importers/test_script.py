@@ -192,3 +192,26 @@ def test_an_evaluation_is_told_with_what_to_type(line: str, told: str | None, tm
     if told:
         why = read.told("refused")["loop.evaluation"]
         assert all(word in why for word in ("evaluate.every=epoch", "evaluate.sets=", "data.holdout="))
+
+
+@pytest.mark.parametrize(
+    ("size", "call"),
+    [("batch_size=32", "train()"), ("batch_size=8", "train(32)"), ("batch_size", "train(batch_size=args.size)")],
+)
+def test_the_batch_of_a_function_is_what_its_call_gives(size: str, call: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"""
+def train({size}):
+    loader = DataLoader(rows, batch_size=batch_size, shuffle=True)
+    held = DataLoader(rows, batch_size=512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+parser.add_argument("--size", default=32)
+args = parser.parse_args()
+{call}
+"""
+    )
+    assert imported(path).words["batch"] == 32

@@ -180,7 +180,7 @@ WAITS_FOR = {
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
         "evaluation/heldout.py:evaluate", "evaluation/predict.py:_answers", "evaluation/predict.py:columns_of", "evaluation/predict.py:predict", "evaluation/predict.py:ragged", "evaluation/predict.py:targets_of", "evaluation/raw.py:_plain", "integrations/lm_eval/scoring.py:Scoring._likelihoods", "integrations/lm_eval/scoring.py:Scoring._texts", "integrations/lm_eval/scoring.py:Scoring.likelihoods", "integrations/lm_eval/scoring.py:_Lockstep._others", "integrations/lm_eval/scoring.py:likelihoods", "evaluation/metrics.py:_numbers", "metric/__init__.py:Hits.value", "metric/auroc.py:area", "metric/f1.py:F1.value",
-        "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
+        "metric/per_class.py:PerClass.value", "metric/perplexity.py:Perplexity.value", "model/sampling.py:_last", "model/sampling.py:_next", "model/cache.py:LayerCache.attend",
         "model/cache.py:LayerCache._room", "parallel/split_check.py:_Whole.__init__", "parallel/checks.py:distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_watch.first", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "evaluation/whole.py:weights", "evaluation/whole.py:_gathered", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed", "doctor/speed.py:steps", "doctor/speed.py:_calls",

@@ -74,7 +74,7 @@ MAY_BE_GONE = {
 }  # fmt: skip
 """Asked for by `getattr` or `hasattr`. Before 2.14 only gloo's and NCCL's groups take a timeout."""
 OF_OTHERS = {
-    "_asdict", "_attn_implementation", "_config", "_create_unverified_context", "_current_exceptions", "_current_frames", "_dummy", "_ex_iterable", "_exit", "_gateway", "_jsc", "_next_step", "_parent",
+    "_asdict", "_attn_implementation", "_config", "_create_unverified_context", "_current_exceptions", "_current_frames", "_dummy", "_ex_iterable", "_exit", "_gateway", "_inheriting", "_jsc", "_next_step", "_parent",
     "_cat_file", "_process_limits", "_raise_not_found_for_status", "_request", "_resetUid", "_strip_protocol",
 }  # fmt: skip
 """Of Python, fsspec and its clients, transformers, datasets, pyspark, trackio."""

@@ -214,7 +214,7 @@ HELD = {
         "python -m dtrain strategy=fsdp nodes=2 devices=8 launcher=ssh": "tests/launcher/test_ssh.py, with other words",
     },
     "fine-tuning.md": {
-        "python -m dtrain model=hf model.name=<model> model.task=classification": "tests/chat/test_rowtext.py, with a model of its own",
+        "python -m dtrain model=hf model.name=<model> model.head=new": "tests/chat/test_rowtext.py, with a model of its own",
         "pip install 'dtrain[hf,text]'": "test_a_model_is_tuned_in_four_commands",
     },
     "getting-started.md": {

@@ -204,7 +204,7 @@ def test_a_stranger_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     typed = () if name == "trust" else ("trust=[mine,torch]",)
     said = refusals(far(ATTACKS[name]), *typed)
     assert re.search(
-        "from elsewhere|cannot (come from a recipe|be swept)|a recipe cannot|not an argument|not a key", said
+        "from elsewhere|cannot (come from a recipe|be swept)|a recipe cannot|not an argument|not a key|not understood", said
     ), said
     if "${out}" not in ATTACKS[name]:
         (tmp_path / "copied.yaml").write_text("recipe: [memory://strangers/mine.yaml]\n")

@@ -32,7 +32,7 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if config.choices["cluster"] != "auto":
         _check(config.cluster)
         return {"cluster": dict(config.cluster)}
-    words = {word: part for word, part in config.options["cluster"].items() if "gpu" in part}
+    words = {word: part for word, part in config.options["cluster"].items() if part}
     word = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), "laptop")
     reason = f"{cluster.gpus} x {cluster.gpu}" if word != "laptop" else f"{cluster.cpus} cores and no GPU here"
     if fact(config.launcher, "where") == "elsewhere":
@@ -45,7 +45,6 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         )
         return {"cluster": {}}
     here = {**words[word], "gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
-    here |= {"price": config.cluster.get("price")}
     if cluster.gpus:
         return {"cluster": here}
     # facts, and so no part of the plan's digest: what is measured changes no run

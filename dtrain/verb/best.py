@@ -91,9 +91,10 @@ def _cheapest(config: Config) -> Found:
     price.
     """
     if config.cluster.get("price") is None:
+        cluster = "" if config.cluster else "cluster=<word> "
         rented = {None: "GPU, or of a node without GPUs,", 0: "node"}.get(config.cluster.get("gpus"), "GPU")
         raise WordsError(
-            f"target=cost: the price of a {rented} is not known. Type cluster.price=2.5, for an hour of one, "
+            f"target=cost: the price of a {rented} is not known. Type {cluster}cluster.price=2.5, for an hour of one, "
             "in any currency."
         )
     found = Found()

@@ -37,7 +37,7 @@ def test_a_plan_and_the_plans_of_a_sweep_have_their_price(capsys: pytest.Capture
 
 def test_a_run_tells_what_it_would_cost_and_has_cost(tmp_path: Path) -> None:
     words = ("model=mlp", "data=synthetic", "objective=regression", "steps=4", "hook=[]", "logger=[]", "out=run")
-    done = commands.run(*words, "cluster.price=3600", cwd=tmp_path)
+    done = commands.run(*words, "cluster=laptop", "cluster.price=3600", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = re.search(r"in ([\d.]+) s, at a price of ([\d.]+) \(cluster.price=3600\)", done.stdout.replace("\n", " "))
     seconds = json.loads((tmp_path / "run/result.json").read_text())["wall_seconds"]

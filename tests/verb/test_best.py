@@ -170,7 +170,7 @@ def test_the_price_is_a_column(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (("target=cost", "cluster=h100x8"), "price of a GPU is not known. Type cluster.price=2.5, for an hour of one,"),
-        (("target=cost",), "of a GPU, or of a node without GPUs, is not known. Type cluster.price=2.5"),
+        (("target=cost",), "of a GPU, or of a node without GPUs, is not known. Type cluster=<word> cluster.price=2.5"),
         (("target=cost", "cluster=laptop"), "the price of a node is not known"),
         (("target=costs",), "target=costs: time or cost. Did you mean cost?"),
         (

@@ -154,6 +154,13 @@ ATTACKS = {
     "of a set": "evaluate.sets: {dev: {cache: evil}}",
     "of predicted rows": "predict.data: {cache: evil}",
     "a cluster of Ray": "data: ray\ndata.cluster: ray://evil.example.org:10001",
+    "a running cluster of Ray": "data: ray\ndata.path: s3://bucket/rows",
+    "the same by its class": "data: {_target_: dtrain.data.ray.build, path: s3://bucket/rows}",
+    "in a mixture": "data: mixture\ndata.of: {a: {data: ray, path: s3://bucket/rows}}",
+    "in a set": "evaluate.sets: {dev: {data: ray, path: s3://bucket/rows}}",
+    "as rows to predict": "predict.data: {data: ray, path: s3://bucket/rows}",
+    "in a space": "sweep.space: {data: [ray, text]}",
+    "by a look-up": "generate.prompt: ray\nevaluate.sets: {dev: {data: '${generate.prompt}', path: s3://bucket/rows}}",
     "a key of ssh": "data: {path: /home/you/.ssh/id_rsa}",
     "by a way round": "data: {path: a/../../../home/you/.ssh/id_rsa}",
     "below the home": "data: {path: ~/.netrc}",
@@ -204,7 +211,8 @@ def test_a_stranger_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     typed = () if name == "trust" else ("trust=[mine,torch]",)
     said = refusals(far(ATTACKS[name]), *typed)
     assert re.search(
-        "from elsewhere|cannot (come from a recipe|be swept)|a recipe cannot|not an argument|not a key|not understood", said
+        "from elsewhere|cannot (come from a recipe|be swept)|a recipe cannot|not an argument|not a key|not understood",
+        said,
     ), said
     if "${out}" not in ATTACKS[name]:
         (tmp_path / "copied.yaml").write_text("recipe: [memory://strangers/mine.yaml]\n")

@@ -18,8 +18,8 @@ from commands import COMMAND
 from dtrain import recipe
 from dtrain.__main__ import main
 from dtrain.compose import compose
-from dtrain.errors import StoreError, WordsError
-from dtrain.storage import clients, options, store, web
+from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.storage import clients, imagefiles, options, store, web
 
 TEXT = b"to be, or not to be, that is the question\n" * 200
 REFUSED = "leads to this machine or its network"
@@ -190,3 +190,23 @@ def test_small_words_lead_nowhere_else(near: Site, far: Site) -> None:
     with store.patience(0), pytest.raises(StoreError, match=REFUSED):
         store.find(config.data["path"])
     assert not far.asked
+
+
+def test_a_public_server_leads_no_data_and_no_row_inside(
+    near: Site, far: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`near` is public, `far` is not: a redirect is refused from a row's server, from a table's own and from data's."""
+    monkeypatch.setattr(web, "is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr(web, "is_inside", lambda host: host != "127.0.0.1")
+    near.pages = {"/a.jpg": f"{far.url}/text.txt".encode(), "/b.jpg": b"\xff\xd8\xff"}
+    near.pages["/c.jpg"] = f"{near.url}/b.jpg".encode()
+    near.pages["/table.csv"] = b"image\na.jpg\n"
+    store.write("memory://wary/table.csv", f"image\n{near.url}/a.jpg\n".encode())
+    for table in ("memory://wary/table.csv", f"{near.url}/table.csv"):
+        with store.patience(0), pytest.raises(DtrainError, match=REFUSED):
+            imagefiles.rows(table, tmp_path, "image", None)
+    with store.patience(0), pytest.raises(StoreError, match=REFUSED):
+        store.read(f"{near.url}/a.jpg")
+    assert not far.asked
+    assert store.read(f"{near.url}/c.jpg") == near.pages["/b.jpg"], "a public server may lead to a public one"
+    assert store.read(f"{far.url}/text.txt") == TEXT, "a person may name a server inside"

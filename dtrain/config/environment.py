@@ -21,7 +21,9 @@ LEASE_OWNER = "DTRAIN_LEASE_OWNER"
 MEMORY = "DTRAIN_MEMORY"
 """Folder of the in-memory copies (checkpoint.memory). Set by the agent for its ranks."""
 PATIENCE = "DTRAIN_PATIENCE"
-"""Seconds for which failed storage operations are retried. Set by the user."""
+"""Seconds for which failed storage operations are retried. Set by the user; the command passes it to the run's other
+processes, on other hosts too.
+"""
 REPORTS = "DTRAIN_REPORTS"
 """Folder in which ranks write reports. Set by the agent, or by a rank without an agent for itself."""
 RESTART_REASON = "DTRAIN_RESTART_REASON"

@@ -55,7 +55,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "data": {
         "gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"],
         "length": "text", "text": "bool", "parts": "text", "vocab_of": "mapping", "inputs": "any",
-        "replayed": "bool",
+        "replayed": "bool", "joins": "bool",
         "files": ["tokens", "jsonl", "csv", "parquet", "hf", "chat", "images", "webdataset"], "targets": "any",
         "chat": "bool", "pairs": "bool", "cpus": "int >= 1", "samples": "int >= 1", "outputs": "int >= 1",
         "vocab": "int >= 1",

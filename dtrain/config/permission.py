@@ -68,6 +68,17 @@ def is_choice_of_ours(group: str, value: Any) -> bool:
     )
 
 
+def joins(key: str, value: Any) -> bool:
+    """Whether a key chooses, by its word or its class, data that a running cluster reads: it is the user's, and runs
+    what it is given.
+    """
+    names = _of_data(key.split("."))
+    if names not in (["data"], ["data", "_target_"]):
+        return False
+    nodes = {word: files.node("data", word) for word in files.own("data")}
+    return any(about(node).get("joins") and value in (word, node["_target_"]) for word, node in nodes.items())
+
+
 def is_passed_on(key: str) -> bool:
     """Whether the value of an open key reaches code that dtrain does not know: a part of the user's own, or the config
     of a model of others.

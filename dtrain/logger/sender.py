@@ -4,19 +4,17 @@ A line of standard input says what to send and where, the next ones where the ru
 such an end the rank was killed: what is there is sent, and the next start goes on after it.
 """
 
-import fcntl
 import hashlib
 import importlib
 import json
 import os
 import queue
 import sys
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +22,7 @@ from dtrain.errors import StoreError, text_of
 from dtrain.logger.journals import Journals
 from dtrain.logger.tracker import FOLDER, PATIENCE, Run, Tracker
 from dtrain.secrets.as_json import clean
-from dtrain.storage import options, store
+from dtrain.storage import leftovers, options, store
 
 PERIOD = 0.5
 """Seconds between two looks at the files."""
@@ -151,13 +149,9 @@ def made(word: str, arguments: Mapping[str, Any]) -> Tracker:
     return tracker
 
 
-@contextmanager
-def alone(out: str, word: str) -> Iterator[None]:
+def alone(out: str, word: str) -> AbstractContextManager[None]:
     """A context that one process of this host is in at a time: that of a killed rank may still be sending."""
-    name = hashlib.sha256(f"{os.getuid()} {out} {word}".encode()).hexdigest()[:16]
-    with Path(tempfile.gettempdir(), f"dtrain-{name}.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return leftovers.alone(hashlib.sha256(f"{out} {word}".encode()).hexdigest()[:16])
 
 
 class Inbox:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict import blockless, padding, picture, reference
+from dtrain.predict import blockless, padding, picture, price, reference
 from dtrain.predict.advice import Change
 from dtrain.predict.band import BANDS, kind_of
 from dtrain.predict.collectives import Call
@@ -44,6 +44,7 @@ def short(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     if time := prediction.time:
         unit, rate = speed(plan, prediction)
         run = f"{plan.steps:,} steps in {duration(time.seconds * plan.steps)}"
+        run += price.clause(plan, time.seconds * plan.steps)
         yield "time", f"about {duration(time.seconds)} a step, {count(rate)} {unit}, MFU {time.mfu:.0%}; {run}"
 
 
@@ -72,10 +73,12 @@ def _figures(change: Change, plan: Plan) -> str:
     """Time and memory of a plan with a change, and what else it does beside `plan`."""
     time, peak = change.prediction.time, size(change.prediction.memory.peak)
     seconds = f"{duration(time.seconds)} a step" if time else ""
+    cost = price.predicted(change.plan, change.prediction)
+    priced = "" if cost is None else f"a price of {price.amount(cost)}"
     ranks = f"on {change.plan.world} ranks" if change.plan.world != plan.world else ""
     numbers = "changes the numbers" if change.plan.precision != plan.precision else ""
     tight = "tight" if is_tight(change.prediction) else ""
-    return ", ".join(filter(None, [seconds, ranks, peak, tight, numbers]))
+    return ", ".join(filter(None, [seconds, priced, ranks, peak, tight, numbers]))
 
 
 def is_tight(prediction: Prediction) -> bool:
@@ -155,7 +158,7 @@ def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     whole, _, each = unit.rpartition("/")
     rates = [f"{count(rate * plan.world)} {whole}"] + [f"{count(rate)} {unit}"] * (plan.world > 1)
     rates += [f"{operations(time.rank_flops)}/s/{each}", f"MFU {time.mfu:.0%}"]
-    run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}"
+    run = f"{plan.steps} steps in {duration(time.seconds * plan.steps)}{price.clause(plan, time.seconds * plan.steps)}"
     yield "time", f"about {duration(time.seconds)} a step, {', '.join(rates)}; {run}"
     if unmeasured := fact(plan.cluster, "unmeasured"):
         yield "", f"by figures of a usual machine, not of this one: {screen.on_one_line(unmeasured)}"

@@ -99,6 +99,7 @@ def _closed(word: Word) -> Iterator[str]:
     """The closed keys that a word sets to another value than the one that they have anyway."""
     if word.key in GROUPS and not permission.is_choice_of_ours(word.key, word.value) and _is_name(word.value):
         yield f"{word.key}={text(word.value)}"
+    yield from (f"{key}={value}" for key, value in _inside(word.key, word.value) if permission.joins(key, value))
     for key in dict.fromkeys((word.key, *(key for key, _ in _inside(word.key, word.value)))):
         if permission.is_row(key) and not permission.is_open(key) and not permission.is_default(word.key, word.value):
             yield key
@@ -165,6 +166,11 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
         if word.place is not None and word.place.trust == "remote":
             whole = value_of.get(word.key, word.value)
             for key, value in _inside(word.key, whole):
+                if whole != word.value and permission.joins(key, value):
+                    yield (
+                        f"{key}={value} ({word.source}) cannot come from a recipe from elsewhere. Type it on the "
+                        "command line."
+                    )
                 if isinstance(value, str) and not key.endswith("._target_"):
                     if whole != word.value and (why := _unreachable(key, value, word.place)):
                         instead = f"Type {word.key}=<value> if you mean it."

@@ -1,11 +1,13 @@
 """The data of a run's page: its metrics and events over steps and time, its words, plan, machine, and how it ended."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dtrain import __version__
 from dtrain.config.structure import FINITE
+from dtrain.predict import price
 from dtrain.report import facts
 from dtrain.report.curves import MARKS, clock, evaluations, metrics
 from dtrain.report.facts import shown, shown_value
@@ -48,7 +50,8 @@ def data(run: Run) -> dict[str, Any]:
         "heldout": {shown(name): [list(pair) for pair in zip(*pairs, strict=True)] for name, pairs in held_out.items()},
         "marks": _marks(events),
         "words": [[shown(key), shown_value(key, text)] for key, text in run.words.items()],
-        "commands": commands(run.url), "plan": plan, "machine": facts.machine(run.url, events, plan),
+        "commands": commands(run.url), "plan": plan,
+        "machine": [*facts.machine(run.url, events, plan), *_price(dict(plan), seconds(events))],
     }  # fmt: skip
 
 
@@ -76,6 +79,15 @@ def seconds(events: Sequence[Mapping[str, Any]]) -> float | None:
         if FINITE.holds(event.get("wall_seconds")):
             total, times = event["wall_seconds"], times[-1:]
     return total + max(times) - min(times) if times else None
+
+
+def _price(plan: Mapping[str, str], seconds: float | None) -> Iterator[tuple[str, str]]:
+    """Price of the run so far, where its plan has one of an hour."""
+    with suppress(KeyError, ValueError, OverflowError):
+        cluster = {"price": float(plan["cluster.price"]), "gpus": int(plan["cluster.gpus"])}
+        nodes = int(plan["nodes"])
+        spent = price.cost(seconds or 0.0, cluster, world=nodes * int(plan["devices"]), nodes=nodes)
+        yield "price", price.amount(spent or 0.0)
 
 
 def _group(name: str, held_out: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ FILE = re.compile(r"(file|local):(//(localhost(?=/))?|(?=/))", re.IGNORECASE)
 """Prefixes of a local file URL; fsspec accepts both schemes."""
 
 _judges: dict[str, web.Judge] = {}
-"""Host and port of a web server -> which addresses it may redirect to."""
+"""Host and port of a web server that the user did not name -> which addresses it may redirect to."""
 _chosen: dict[tuple[str, str], dict[str, Any]] = {}
 _open: dict[tuple[int, str, str], Any] = {}
 _lock = threading.RLock()
@@ -88,8 +88,12 @@ def use(url: str, options: Mapping[str, Any]) -> None:
 
 
 def wary(url: str) -> None:
-    """From now on, reads from this web server may lead only to public addresses: a recipe from elsewhere named it."""
-    _judge(urlsplit(url.strip()).netloc, web.to_public)
+    """From now on, reads from this web server may lead only to public addresses: a recipe from elsewhere or a row named
+    it.
+    """
+    server = urlsplit(url.strip()).netloc
+    if _judges.get(server) is not web.to_public:
+        _judge(server, web.to_public)
 
 
 @contextmanager
@@ -140,7 +144,9 @@ def _options(url: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if is_local(url):
         return {}
     scheme, server = _place(url)
-    usual = {"get_client": web.client(_judges.get(server))} if scheme in ("http", "https") else CLIENTS.get(scheme, {})
+    usual = CLIENTS.get(scheme, {})
+    if scheme in ("http", "https"):
+        usual = {"get_client": web.client(_judges.get(server) or web.from_server(urlsplit(url).hostname or ""))}
     # its cache of listings misses the files of other writers: https://github.com/fsspec/s3fs/issues/464
     return {**usual, **chosen, "use_listings_cache": False}
 

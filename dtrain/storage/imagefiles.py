@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from dtrain.errors import PreflightError
-from dtrain.storage import store, web
+from dtrain.storage import clients, store, web
 from dtrain.storage.rowfile import SUFFIXES as TABLES
 from dtrain.storage.rowfile import Reader
 
@@ -63,9 +63,12 @@ def _refusal(root: str, name: str) -> str:
         return ""
     if scheme.lower() not in web.REACHABLE:
         return "is not of its storage"
-    same = urlsplit(name).netloc == urlsplit(root).netloc
-    inside = scheme.lower() in ("http", "https") and not same and web.is_inside(urlsplit(name).hostname or "")
-    return "is of this machine or its network" if inside else ""
+    if scheme.lower() not in ("http", "https") or urlsplit(name).netloc == urlsplit(root).netloc:
+        return ""
+    if web.is_inside(urlsplit(name).hostname or ""):
+        return "is of this machine or its network"
+    clients.wary(name)  # nor does a redirect lead there
+    return ""
 
 
 def shown(name: str) -> str:

@@ -15,6 +15,8 @@ from dtrain.storage import store
 
 PART = "[0-9a-f]" * 8
 """End of the name of a file that is not whole yet (`disk.place`), as a pattern."""
+LOCK = ".lock"
+"""End of the name of a file that `alone` locks."""
 
 
 def remove_parts(folder: str, names: Iterable[str]) -> None:
@@ -79,3 +81,41 @@ def _locked(prefix: str) -> tuple[Path, int]:
             if folder.exists():
                 return folder, place
             os.close(place)
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """A context that one process of this user is in at a time, on this host. Its lock is a file for temporary ones that
+    goes with the context; what killed processes left of such files goes first.
+    """
+    place = Path(tempfile.gettempdir())
+    for old in place.glob(f"dtrain-*{LOCK}"):
+        with suppress(OSError), old.open("r+b") as file:  # else another process has it, or it is another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _unlink(old, file.fileno())
+    path = place / f"dtrain-{os.getuid()}-{name}{LOCK}"
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if _is_at(path, handle):
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        _unlink(path, handle)
+        os.close(handle)
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether an open file is the one at this path: another process may have removed it, and made it anew."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(path: Path, handle: int) -> None:
+    """Remove a file that is locked."""
+    if _is_at(path, handle):
+        path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from dtrain import secrets
 from dtrain.config.word import Word
 from dtrain.errors import first_line, nearest
-from dtrain.storage import clients, store
+from dtrain.storage import clients, patience, store
 
 NAME = "out_options"
 PASSED_ON = {"s3": ("profile",), "gs": (), "az": (), "memory": ()}
@@ -56,10 +56,13 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
 
 
 def hand_over() -> str:
-    """All storage options, and the secrets that the plan leaves out, as text for the standard input of a child: neither
-    its arguments nor its environment are private.
+    """All storage options, the patience with storage, and the secrets that the plan leaves out, as text for the
+    standard input of a child: neither its arguments nor its environment are private.
     """
-    return json.dumps({"storage": _chosen, "secrets": secrets.hand_over(), "web": clients.hand_over()})
+    return json.dumps({
+        "storage": _chosen, "patience": patience.hand_over(), "secrets": secrets.hand_over(),
+        "web": clients.hand_over(),
+    })  # fmt: skip
 
 
 def take_over(text: str) -> None:
@@ -67,6 +70,7 @@ def take_over(text: str) -> None:
     state = json.loads(text)
     secrets.take_over(state["secrets"])
     clients.take_over(state["web"])
+    patience.take_over(state["patience"])
     for url, options in state["storage"].items():
         _chosen[url] = options
         store.use(url, options)

@@ -13,14 +13,27 @@ from typing import Any, TypeVar
 
 from dtrain import secrets
 from dtrain.config import environment
-from dtrain.errors import StoreError
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, StoreError
 from dtrain.secrets import screen
 from dtrain.storage.clients import client, is_local, local_path
 from dtrain.storage.errors import explain
 
 T = TypeVar("T")
 
-PATIENCE = UNREACHED = float(os.environ.get(environment.PATIENCE, "60"))
+
+def _seconds(text: str) -> float:
+    """The value of DTRAIN_PATIENCE. Raises PreflightError."""
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:
+            return seconds
+    raise PreflightError(
+        f"{environment.PATIENCE}={cut(text)} (environment): a number of seconds >= 0. Type {environment.PATIENCE}=60 "
+        "before the command, or unset it."
+    )
+
+
+PATIENCE = UNREACHED = _seconds(os.environ.get(environment.PATIENCE, "60"))
 """Seconds for which an operation is retried; and where no connection can be made."""
 ANSWER_SECONDS = 5.0
 """The latter at the start of a run, where a person waits who may have typed a wrong address."""
@@ -54,6 +67,19 @@ def _limits(answered: float, unreached: float) -> Iterator[None]:
         yield
     finally:
         PATIENCE, UNREACHED = before
+
+
+def hand_over() -> str | None:
+    """The value that the user set, for other processes of the run; None if there is none."""
+    return os.environ.get(environment.PATIENCE)
+
+
+def take_over(text: str | None) -> None:
+    """Set what the parent handed over, in this process and its children; None leaves the value of this host."""
+    global PATIENCE, UNREACHED
+    if text is not None:
+        PATIENCE = UNREACHED = _seconds(text)
+        os.environ[environment.PATIENCE] = text
 
 
 def on_disk(operation: str, url: str, act: Callable[[Path], T]) -> T:

@@ -1,6 +1,4 @@
-"""Files at URLs of any fsspec scheme: temporary errors are retried, others become one line, and a file is published
-whole or not at all.
-"""
+"""Files at URLs of fsspec: temporary errors are retried, others become one line, a file is published whole or not."""
 
 import contextlib
 import math
@@ -17,6 +15,7 @@ from dtrain.errors import StoreError
 from dtrain.storage.clients import anchored, client, connect, is_local, is_object_store, local_path, use
 from dtrain.storage.disk import Buffer, Disk, a_file, create, makedirs, place, with_room
 from dtrain.storage.disk import remove as remove_local
+from dtrain.storage.errors import explain
 from dtrain.storage.patience import elsewhere, on_disk, patience, starting
 
 __all__ = [
@@ -178,7 +177,6 @@ def sizes(url: str) -> dict[str, int]:
     """The size in bytes of each file directly in a folder, by name, in one listing; empty if there is no such
     folder.
     """
-
     return {name: size for name, size in _entries(url).items() if size >= 0}
 
 
@@ -363,12 +361,14 @@ def _walk(folder: Path, depth: int, above: str = "") -> Iterator[tuple[str, int]
 
 
 def _info(fs: Any, path: str) -> dict[str, Any] | None:
-    """The entry of a path, or None. (fsspec's own `exists` takes any error for absence.)"""
+    """The entry of a path, or None. (fsspec's own `exists` takes any error for absence, and its `info` on the web.)"""
     try:
-        entry: dict[str, Any] = fs.info(path)
-    except ABSENT:
+        return dict(fs.info(path))
+    except ABSENT as error:
+        cause = error.__cause__ if "http" in fs.protocol else None
+        if cause and (isinstance(cause, OSError) or explain(cause, path).kind == "busy"):
+            raise cause from None
         return None
-    return entry
 
 
 def _entries(url: str) -> dict[str, int]:

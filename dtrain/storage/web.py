@@ -1,10 +1,10 @@
-"""HTTP to servers that a stranger chose: each address is checked when it is connected to, on every redirect, regardless
-of what its name resolved to before.
+"""HTTP to servers: each address is checked when it is connected to, on every redirect, regardless of what its name
+resolved to before.
 
     dtrain plan recipe=https://host/a.yaml      # neither a redirect nor a name in it leads to 169.254.169.254
 
-A URL that the user typed may lead anywhere; but a public server that serves a recipe cannot redirect into the local
-network.
+A URL that the user typed may name any server; but a public server cannot redirect into the local network, and neither
+can a server that a recipe from elsewhere or a row of a table named.
 """
 
 import errno
@@ -20,7 +20,7 @@ or sends its credentials to another machine.
 """
 SILENCE_SECONDS = 60.0
 """A web server that sends no data for this long is given up; a large file may take any time in total."""
-INSIDE = "it leads to this machine or its network, which a recipe from elsewhere may not"
+INSIDE = "it leads to this machine or its network, which no public server and no recipe from elsewhere may do"
 WHOLE = 64 << 20
 """Bytes of the largest file that is read whole where its server gives no parts."""
 NO_PARTS = "its server gives no parts of a file (it ignores byte ranges), and this one is read in parts"
@@ -77,7 +77,7 @@ def in_parts(fs: Any) -> Callable[..., Any]:
 
 
 def to_public(entry: Any) -> socket.socket:
-    """The judge for URLs named by a recipe from elsewhere: public addresses only."""
+    """The judge for URLs named by a recipe from elsewhere or by a row: public addresses only."""
     family, kind, protocol, _, (host, port, *_) = entry
     if not is_public(_address(host)) and (host, port) not in _named:
         raise NotPublicError(errno.EACCES, INSIDE)
@@ -100,6 +100,23 @@ def from_a_person() -> Judge:
     return judge
 
 
+def from_server(name: str) -> Judge:
+    """The judge for any other URL of the server with this name: a private server leads anywhere, a public one to its
+    own addresses and to public ones.
+    """
+    first = list[bool]()
+
+    def judge(entry: Any) -> socket.socket:
+        family, kind, protocol, _, (host, *_) = entry
+        address = _address(host)
+        if not first:
+            first.append(is_public(address))
+        may_refuse = first[0] and not is_public(address) and address not in _addresses(name)
+        return to_public(entry) if may_refuse else socket.socket(family, kind, protocol)
+
+    return judge
+
+
 def hand_over() -> list[tuple[str, int]]:
     """State for a child process."""
     return sorted(_named)
@@ -112,6 +129,14 @@ def take_over(state: Sequence[Sequence[Any]]) -> None:
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(host.split("%")[0])
+
+
+def _addresses(name: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Addresses of a name; empty if it does not resolve."""
+    try:
+        return {_address(str(entry[4][0])) for entry in socket.getaddrinfo(name, None)}
+    except (OSError, ValueError):
+        return set()
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -129,8 +154,5 @@ def is_inside(host: str) -> bool:
     """Whether a host is this machine or in a private network, by its address or, of a name that resolves, by all of its
     addresses.
     """
-    try:
-        found = {_address(str(each[4][0])) for each in socket.getaddrinfo(host or "localhost", None)}
-    except (OSError, ValueError):
-        return "." not in host
-    return not all(map(is_public, found))
+    found = _addresses(host or "localhost")
+    return not all(map(is_public, found)) if found else "." not in host

@@ -87,7 +87,7 @@ class EngineTests:
     def test_the_first_error_of_a_rank_is_shown(self, tmp_path: Path) -> None:
         words = (FAULT, "hook.fault.action=raise", "hook.fault.step=3", "hook.fault.rank=3", "steps=20", "out=run")
         output = self._ends(_folder(tmp_path), 1, *RUN, *words, *self.words, "launcher.restarts=0")
-        assert "FaultError: an injected fault" in output and "rank 3" in output
+        assert "FaultError: an injected fault" in output and "rank 3" in output, output
 
     def test_a_killed_rank_starts_again(self, tmp_path: Path) -> None:
         folder = _folder(tmp_path)

@@ -14,7 +14,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.predict import report
+from dtrain.predict import price, report
 from dtrain.resolve import best, ranks
 from dtrain.resolve.auto import spelled
 from dtrain.resolve.search import ALIKE, Found, Layout
@@ -44,9 +44,9 @@ def run(words: Sequence[str]) -> int:
     if found.layouts:
         unit, _ = report.speed(found.layouts[0].plan, found.layouts[0].prediction)
         rows = [("a step", unit, "MFU", "peak", "headroom", "words"), *map(_row, found.layouts)]
-        if target == "cost":
-            prices = ("price", *(_amount(price_of(layout)) for layout in found.layouts))
-            rows = [(*row[:-1], price, row[-1]) for row, price in zip(rows, prices, strict=True)]
+        if config.cluster.get("price") is not None:
+            prices = ("price", *(price.amount(price_of(layout)) for layout in found.layouts))
+            rows = [(*row[:-1], each, row[-1]) for row, each in zip(rows, prices, strict=True)]
         screen.say(screen.figures(rows))
     elif found.least:
         least = found.least
@@ -136,14 +136,8 @@ def _with_nodes(found: Found) -> Found:
 
 
 def price_of(layout: Layout) -> float:
-    """Price of all steps, in the currency of `cluster.price`."""
-    plan = layout.plan
-    rented = plan.world if plan.cluster["gpus"] else plan.nodes
-    return float(layout.seconds * plan.steps * rented * plan.cluster["price"] / 3600)
-
-
-def _amount(price: float) -> str:
-    return f"{price:,.0f}" if price >= 100 else f"{price:.3g}"
+    """Price of all steps, in the currency of `cluster.price`; 0 if that is not known."""
+    return price.price_of(layout.plan, layout.seconds * layout.plan.steps) or 0.0
 
 
 def _counted(found: Found) -> str:
@@ -154,8 +148,8 @@ def _counted(found: Found) -> str:
 
 
 def _facts(layout: Layout) -> dict[str, object]:
-    price = {"price": price_of(layout)} if layout.plan.cluster.get("price") else {}
-    return {"words": [f"{key}={value}" for key, value in layout.words.items()], **price, **layout.prediction.to_dict()}
+    words, prediction = [f"{key}={value}" for key, value in layout.words.items()], layout.prediction
+    return {"words": words, **price.stated(layout.plan, prediction), **prediction.to_dict()}
 
 
 def _row(layout: Layout) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
-from dtrain.predict import report
+from dtrain.predict import price, report
 from dtrain.predict.advice import Change, advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
@@ -71,7 +71,15 @@ def run(words: Sequence[str]) -> int:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
         screen.say(
             json.dumps(
-                clean({"plan": plan.decided(), "prediction": prediction.to_dict(), "changes": instead}), indent=1
+                clean(
+                    {
+                        "plan": plan.decided(),
+                        "prediction": prediction.to_dict(),
+                        **price.stated(plan, prediction),
+                        "changes": instead,
+                    }
+                ),
+                indent=1,
             )
         )
         return 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dtrain.cluster import detect
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
-from dtrain.predict import report
+from dtrain.predict import price, report
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
@@ -38,15 +38,23 @@ def run(given: Sequence[str], *, for_tools: bool) -> int:
     planned = [(job, jobs.decided(job, request.root, judged, decided_for_slot, 0).plan) for job in judged.jobs]
     predicted = [(job, plan, predict(plan, shapes_of(plan))) for job, plan in planned]
     if for_tools:
-        each = [{"words": words(job.values), "prediction": prediction.to_dict()} for job, _, prediction in predicted]
+        each = [
+            {"words": words(job.values), **price.stated(plan, said), "prediction": said.to_dict()}
+            for job, plan, said in predicted
+        ]
         screen.say(json.dumps(clean(each), indent=1))
         return 0
     fit = sum(prediction.fits for _, _, prediction in predicted)
     screen.say(f"{len(predicted)} jobs, of which {fit} fit into memory")
     units = sorted({report.speed(plan, said)[0] for _, plan, said in predicted if said.time})
     heads = "a step", units[0] if len(units) == 1 else "speed", "peak", "fits", "words that vary"
-    rows = ((*_figures(plan, said, unit=len(units) > 1), label(job.values)) for job, plan, said in predicted)
-    screen.say(screen.figures([heads, *rows]))
+    rows = [(*_figures(plan, said, unit=len(units) > 1), label(job.values)) for job, plan, said in predicted]
+    table = [heads, *rows]
+    prices = [price.predicted(plan, said) for _, plan, said in predicted]
+    if any(each is not None for each in prices):
+        column = ("price", *("-" if each is None else price.amount(each) for each in prices))
+        table = [(*row[:-1], each, row[-1]) for row, each in zip(table, column, strict=True)]
+    screen.say(screen.figures(table))
     return 0
 
 

@@ -19,6 +19,7 @@ from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import finished, no_longer_kept, other_length
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
+from dtrain.predict import price
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
@@ -150,7 +151,8 @@ def farewell(plan: Plan, result: Result) -> str:
     is_early = result.status == "finished" and result.step < plan.steps
     why = f"\n{result.reason}" if result.stop or is_early else ""
     line = screen.on_one_line(
-        f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"
+        f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s"
+        f"{price.clause(plan, result.wall_seconds)}{loss}{evaluation} · {plan.out}"
     )
     return (
         f"{line}{why}"

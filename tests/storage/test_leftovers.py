@@ -2,6 +2,7 @@
 
 import fcntl
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,25 @@ def test_the_folder_of_a_killed_export_goes_and_that_of_a_living_one_stays(
     with leftovers.scratch("export") as one, leftovers.scratch("export") as two:
         assert {*tmp_path.iterdir()} == {one, two}
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_lock_is_of_one_at_a_time_and_no_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, others = tmp_path / "dtrain-0123.lock", tmp_path / "others.lock"
+    dead.touch()
+    others.touch()
+    within, most = list[int](), list[int]()
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with leftovers.alone("a"):
+                within.append(number)
+                most.append(len(within))
+                within.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len([*pool.map(work, range(8))]) == 8
+    assert max(most) == 1 and len(most) == 160
+    with leftovers.alone("b"), leftovers.alone("a"):
+        assert len([*tmp_path.glob("dtrain-*.lock")]) == 2, "a lock in use stays"
+    assert [*tmp_path.iterdir()] == [others]

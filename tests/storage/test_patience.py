@@ -1,11 +1,13 @@
 """For how long storage is tried again: as long at the start of a run as in it, and shorter where nothing answers a person who waits."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from dtrain.errors import StoreError
-from dtrain.storage import patience, store
+from dtrain.errors import PreflightError, StoreError
+from dtrain.storage import options, patience, store
 
 
 class BusyError(OSError):
@@ -63,3 +65,20 @@ def test_a_user_is_told_that_storage_is_waited_for(clock: SimpleNamespace, capsy
     assert line.endswith(" s more (DTRAIN_PATIENCE).")
     assert tried(clock, BusyError("slow down"), clock.seconds + 3) > 0
     assert not capsys.readouterr().err
+
+
+def test_the_variable_reaches_processes_that_do_not_have_it_and_a_wrong_one_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DTRAIN_PATIENCE", "7.5")
+    handed = options.hand_over()
+    monkeypatch.delenv("DTRAIN_PATIENCE")
+    told = (
+        "import os, sys; from dtrain.storage import options, patience; options.take_over(sys.argv[1]);"
+        "print(patience.PATIENCE, patience.UNREACHED, os.environ['DTRAIN_PATIENCE'])"
+    )
+    command = [sys.executable, "-c", told, handed]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "7.5 7.5 7.5\n"
+    for wrong in ("1m", "-1", "nan"):
+        with pytest.raises(PreflightError, match=f"DTRAIN_PATIENCE={wrong} .*a number of seconds >= 0"):
+            patience.take_over(wrong)

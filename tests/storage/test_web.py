@@ -193,3 +193,15 @@ def test_data_may_take_long_but_not_be_silent(monkeypatch: pytest.MonkeyPatch, t
         assert (tmp_path / "copy").read_bytes() == b"x" * 20
     with answering(silent) as url, store.patience(0), pytest.raises(StoreError, match="cannot read"):
         store.download(url, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_server_that_fails_is_not_one_without_the_file(status: int) -> None:
+    answer = f"HTTP/1.1 {status} Told\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+    with answering(lambda connection: connection.sendall(answer)) as url, store.patience(0):
+        if status == 404:
+            assert store.size(url) == -1 and not store.exists(url)
+            return
+        for look in (store.size, store.exists):
+            with pytest.raises(StoreError, match="503"):
+                look(url)

@@ -106,7 +106,7 @@ def test_workers_on_nodes_share_the_jobs_and_come_back(engine: list[str], place:
 def test_ctrl_c_has_the_jobs_of_all_workers_save(engine: list[str], place: Path) -> None:
     words = ["-m", *SMALL, "steps=1000000", "seed=range(0,4)", "sweep.parallel=1", "sweep.out=s"]
     command = Forked([*COMMAND, *words, *engine], cwd=place, stderr=subprocess.DEVNULL)
-    until(lambda: len([*(place / "s").glob("seed-*/checkpoints/*/*/COMMIT.json")]) > 1)
+    until(lambda: len({path.parents[2] for path in (place / "s").glob("seed-*/checkpoints/*/*/COMMIT.json")}) > 1)
     command.send_signal(signal.SIGINT)
     assert command.wait(100) == 130
     until(lambda: not workers(place), 20)

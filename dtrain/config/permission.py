@@ -72,7 +72,7 @@ def joins(key: str, value: Any) -> bool:
     """Whether a key chooses, by its word or its class, data that a running cluster reads: it is the user's, and runs
     what it is given.
     """
-    names = _of_data(key.split("."))
+    names = of_data(key.split("."))
     if names not in (["data"], ["data", "_target_"]):
         return False
     nodes = {word: files.node("data", word) for word in files.own("data")}

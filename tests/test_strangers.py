@@ -155,7 +155,7 @@ ATTACKS = {
     "of predicted rows": "predict.data: {cache: evil}",
     "a cluster of Ray": "data: ray\ndata.cluster: ray://evil.example.org:10001",
     "a running cluster of Ray": "data: ray\ndata.path: s3://bucket/rows",
-    "the same by its class": "data: {_target_: dtrain.data.ray.build, path: s3://bucket/rows}",
+    "the same by its class": "data: {_target_: dtrain.integrations.ray.data.build, path: s3://bucket/rows}",
     "in a mixture": "data: mixture\ndata.of: {a: {data: ray, path: s3://bucket/rows}}",
     "in a set": "evaluate.sets: {dev: {data: ray, path: s3://bucket/rows}}",
     "as rows to predict": "predict.data: {data: ray, path: s3://bucket/rows}",

@@ -49,7 +49,7 @@ def test_a_class_of_torchmetrics_says_itself_what_is_best() -> None:
     ("metrics", "words", "said"),
     [
         ("[acuracy]", DIGITS, "there is no metric acuracy. Did you mean evaluate.metrics=[accuracy]?"),
-        ("[3]", DIGITS, "there is no metric 3. Allowed: accuracy, auroc, f1, perplexity, top5."),
+        ("[3]", DIGITS, "there is no metric 3. Allowed: accuracy, auroc, f1, per_class, perplexity, top5."),
         ("[confusion_matrix]", DIGITS, "Others are classes of torchmetrics, such as"),
         ("[bleu]", (), "bleu compares generated text"),
         ("[top5]", (*DIGITS, "data.outputs=3"), "top5 says nothing about 3 classes. Leave top5 out."),
@@ -59,7 +59,7 @@ def test_a_class_of_torchmetrics_says_itself_what_is_best() -> None:
         (f"[{F1}, {F1}]", (*DIGITS, "trust=[torchmetrics]"), "eval_multiclass_f1_score is there twice"),
         (
             "[{_target_: torchmetrics.classification.MulticlassF1Score}]", (*DIGITS, "trust=[torchmetrics]"),
-            "needs num_classes. Type evaluate.metrics.0.num_classes=<value>.",
+            "needs num_classes. Type num_classes:<value> in item 1 of evaluate.metrics=[...].",
         ),
         (
             "[{_target_: torchmetrics.classification.MulticlassF2Score}]", (*DIGITS, "trust=[torchmetrics]"),

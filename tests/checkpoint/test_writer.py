@@ -21,7 +21,7 @@ from dtrain.checkpoint.writer import SaveResult
 from dtrain.errors import ChangedError, LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
 from dtrain.storage import lease, mapped, patience, store
-from dtrain.storage.attempts import Attempt, listed
+from dtrain.storage.attempts import listed
 
 FSDP = STRATEGIES["fsdp"]
 
@@ -252,17 +252,17 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
     monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 600.0)
     out, running, most = f"flaky://file/{tmp_path}", [0], [0]
     store.use(out, {"share": 1, "on": ["remove"], "kinds": ["503"]})
-    remove = Retention._remove
+    apply = Retention._apply
 
-    def counted(self: Retention, one: Attempt) -> Any:
+    def counted(self: Retention, step: int) -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
         try:
-            return list(remove(self, one))
+            apply(self, step)
         finally:
             running[0] -= 1
 
-    monkeypatch.setattr(Retention, "_remove", counted)
+    monkeypatch.setattr(Retention, "_apply", counted)
 
     def work(mesh: Mesh) -> tuple[list[SaveResult], float]:
         state, checkpoint, landed = state_on(mesh), sharded(mesh, out, keep=1), list[SaveResult]()

@@ -4,7 +4,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 from dtrain.config import environment
 from dtrain.lifecycle import stacks
 from dtrain.lifecycle.signals import REPORT
+from dtrain.secrets import screen
 
 ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
 """How long to wait for a stack, and the pause after which it counts as complete."""
@@ -32,7 +32,7 @@ _mine: list[tuple[Any, int]] = []
 def end_if_starting() -> None:
     """End a process that still imports the script of its parent, whose call of `dtrain.run` is not its own."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        print(UNGUARDED, file=sys.stderr, flush=True)
+        screen.complain(UNGUARDED)
         os._exit(UNGUARDED_CODE)
 
 

@@ -12,7 +12,7 @@ from dtrain.data.hf import build
 from dtrain.data.text import Text
 from dtrain.errors import DtrainError
 
-datasets = pytest.importorskip("datasets", reason="pip install 'dtrain[test]'")
+datasets = pytest.importorskip("datasets", reason="pip install -e '.[dev]'")
 
 
 def saved(folder: Path, *, shards: int = 3) -> Any:

@@ -16,7 +16,7 @@ from dtrain.errors import DtrainError
 from dtrain.storage import rowfile
 from dtrain.storage.imagerows import opened
 
-datasets = pytest.importorskip("datasets", reason="pip install 'dtrain[test]'")
+datasets = pytest.importorskip("datasets", reason="pip install -e '.[dev]'")
 
 NAMES = ("rose", "daisy", "unseen")
 

@@ -12,7 +12,7 @@ import dtrain
 ROOT, TESTS = Path(dtrain.__file__).parent, Path(__file__).parent
 CORE = {
     "train.py", "build.py", "loop", "mesh", "parallel", "strategy", "precision", "remat", "compile", "backend", "model", "adapter", "data",
-    "objective", "optim", "schedule", "checkpoint", "storage", "lifecycle", "launcher", "logger", "hook", "metric", "evaluation", "config",
+    "objective", "optim", "schedule", "checkpoint", "storage", "lifecycle", "launcher", "files", "logger", "hook", "metric", "evaluation", "config",
     "compose", "resolve", "predict", "tracing", "recipe", "secrets", "sweep", "report", "doctor", "integrations", "verb", "cluster", "weights",
 }  # fmt: skip
 

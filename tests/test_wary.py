@@ -19,7 +19,8 @@ from dtrain import recipe
 from dtrain.__main__ import main
 from dtrain.compose import compose
 from dtrain.errors import DtrainError, StoreError, WordsError
-from dtrain.storage import clients, imagefiles, options, store, web
+from dtrain.files import imagefiles
+from dtrain.storage import clients, options, store, web
 
 TEXT = b"to be, or not to be, that is the question\n" * 200
 REFUSED = "leads to this machine or its network"

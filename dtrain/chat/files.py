@@ -22,9 +22,10 @@ from dtrain.chat.making import NEVER, ROOM, SECONDS
 from dtrain.chat.template import RESERVED
 from dtrain.chat.tokenizer import Described, described
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import caching, rowfile, rowindex, store
-from dtrain.storage.rowfile import EARLY, SUFFIXES, Reader
-from dtrain.storage.rowindex import File, Indices
+from dtrain.files import rowfile, rowindex
+from dtrain.files.rowfile import EARLY, SUFFIXES, Reader
+from dtrain.files.rowindex import File, Indices
+from dtrain.storage import caching, store
 
 VERSION = 3
 EARLIER = (

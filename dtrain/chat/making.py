@@ -23,8 +23,8 @@ from dtrain.chat import counted, turns
 from dtrain.chat.template import BrokenTemplate, Template
 from dtrain.chat.tokenizer import Described, Tokenizer, template_of
 from dtrain.errors import DtrainError, PreflightError
-from dtrain.storage.rowfile import Reader
-from dtrain.storage.rowindex import File
+from dtrain.files.rowfile import Reader
+from dtrain.files.rowindex import File
 from dtrain.tokenizer import kind_of
 
 SECONDS, ROOM = 3, 1 << 31

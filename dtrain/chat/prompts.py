@@ -7,8 +7,8 @@ from typing import Any
 from dtrain.chat import turns
 from dtrain.chat.template import Message
 from dtrain.errors import PreflightError, StoreError, nearest
+from dtrain.files.linekinds import Doubled, once
 from dtrain.storage import store
-from dtrain.storage.linekinds import Doubled, once
 
 Prompt = str | Sequence[Message]
 JSON = (".jsonl", ".ndjson", ".json")

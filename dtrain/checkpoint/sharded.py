@@ -31,10 +31,11 @@ from dtrain.checkpoint.writer import FATAL, CheckpointWriter, SaveResult, descri
 from dtrain.config.environment import LEASE, MEMORY
 from dtrain.config.period import Period
 from dtrain.errors import DtrainError, PreflightError, StoreError, WordsError, nearest
+from dtrain.files import sampled
 from dtrain.mesh import Mesh
 from dtrain.model.adapted import begin
 from dtrain.secrets import screen
-from dtrain.storage import attempts, mapped, sampled, store
+from dtrain.storage import attempts, mapped, store
 from dtrain.weights import place
 
 END_SECONDS = 30.0, 1.0

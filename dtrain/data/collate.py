@@ -20,7 +20,7 @@ from torch import Tensor
 from dtrain.data import IGNORE, Batch
 from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
-from dtrain.storage.linekinds import EXACT
+from dtrain.files.linekinds import EXACT
 
 MASK = "attention_mask"
 ZERO = (MASK, "decoder_attention_mask", "token_type_ids", "position_ids")

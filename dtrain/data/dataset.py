@@ -33,8 +33,9 @@ from dtrain.data.samples import Inputs, Samples, Transform, check_call, converte
 from dtrain.data.split import Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import WordsError, an, first_line
-from dtrain.storage import mapped, sampled
-from dtrain.storage.rowfile import MASKS
+from dtrain.files import sampled
+from dtrain.files.rowfile import MASKS
+from dtrain.storage import mapped
 
 MOST_CLASSES = 1 << 24
 """Classes that are read off targets; more are no classes."""

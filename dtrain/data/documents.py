@@ -16,9 +16,10 @@ import numpy as np
 
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import PreflightError
-from dtrain.storage import plaintext, rowindex, store
-from dtrain.storage.rowfile import kinds, reader_of
-from dtrain.storage.rowindex import File
+from dtrain.files import plaintext, rowindex
+from dtrain.files.rowfile import kinds, reader_of
+from dtrain.files.rowindex import File
+from dtrain.storage import store
 from dtrain.tokenizer.pool import Document
 
 ROWS = 1024

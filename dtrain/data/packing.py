@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.order import samples
 from dtrain.data.split import Blocks, Leading, Split
-from dtrain.storage import caching, rowlengths
+from dtrain.files import rowlengths
+from dtrain.storage import caching
 
 GROUP = 4096
 """Rows that are packed together at most."""

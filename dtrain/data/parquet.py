@@ -12,7 +12,7 @@ from dtrain.data.packing import Packed
 from dtrain.data.rows import Pattern, Rows, reader
 from dtrain.data.samples import Transform
 from dtrain.data.split import Blocks
-from dtrain.storage.rowindex import File
+from dtrain.files.rowindex import File
 
 
 def build(

@@ -18,10 +18,10 @@ from dtrain.data.pixels import Form, NoImage
 from dtrain.data.split import Blocks, Scattered, Split
 from dtrain.data.workers import Workers
 from dtrain.errors import PreflightError
+from dtrain.files import records
+from dtrain.files.records import Records
 from dtrain.lifecycle import loaders
-from dtrain.storage import records
 from dtrain.storage.caching import folder
-from dtrain.storage.records import Records
 
 NORMS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "half": ((0.5,) * 3, (0.5,) * 3)}
 """Mean and standard deviation by name; grey images have the mean of the three."""

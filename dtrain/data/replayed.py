@@ -25,8 +25,8 @@ from dtrain.data.collate import Sizes, batch_of, fixed_of, stack
 from dtrain.data.dataset import Dataset
 from dtrain.data.samples import Inputs, converted, names, pick
 from dtrain.errors import PreflightError, WordsError, an, first_line
-from dtrain.storage import rowindex
-from dtrain.storage.rowfile import MASKS
+from dtrain.files import rowindex
+from dtrain.files.rowfile import MASKS
 
 AHEAD = 4
 """Batches of a rank that are read ahead."""

@@ -17,11 +17,12 @@ from dtrain.data.samples import Transform
 from dtrain.data.shift import ENOUGH
 from dtrain.data.split import Scattered, Split
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import caching, rowfile, rowindex, rowlengths
-from dtrain.storage.linekinds import EXACT, TYPES
-from dtrain.storage.rowfile import Reader, columns_of, kinds
-from dtrain.storage.rowindex import File, Indices
-from dtrain.storage.wordfile import WordFile, classes_of, doubtful_of, numbers_of
+from dtrain.files import rowfile, rowindex, rowlengths
+from dtrain.files.linekinds import EXACT, TYPES
+from dtrain.files.rowfile import Reader, columns_of, kinds
+from dtrain.files.rowindex import File, Indices
+from dtrain.files.wordfile import WordFile, classes_of, doubtful_of, numbers_of
+from dtrain.storage import caching
 
 Pattern = str | Sequence[str]
 Form = Literal["auto", "column", "mapping"]

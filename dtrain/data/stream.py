@@ -27,9 +27,9 @@ from dtrain.data.replayed import Ended
 from dtrain.data.replayed import Streamed as Streamed
 from dtrain.data.workers import LoaderError
 from dtrain.errors import DtrainError, WordsError, note_sample, sample_of
+from dtrain.files import sampled
 from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
-from dtrain.storage import sampled
 
 AHEAD = 2
 """Blocks that loading processes have to read at a time."""

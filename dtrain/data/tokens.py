@@ -19,7 +19,8 @@ from dtrain.data.split import Blocks as Order
 from dtrain.data.wholedocs import Documents
 from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-from dtrain.storage import caching, sampled, store, tokenfile
+from dtrain.files import sampled, tokenfile
+from dtrain.storage import caching, store
 from dtrain.tokenizer import shards
 from dtrain.tokenizer.blocks import Blocks, ShardTokens
 

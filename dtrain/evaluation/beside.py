@@ -11,9 +11,9 @@ from dtrain.config.facts import about
 from dtrain.data import Indices, Source
 from dtrain.data.pictures import Pictures
 from dtrain.errors import WordsError
+from dtrain.files import rowfile, rowindex
+from dtrain.files.rowindex import File
 from dtrain.planned import Part
-from dtrain.storage import rowfile, rowindex
-from dtrain.storage.rowindex import File
 
 Columns = dict[str, list[Any]]
 PLAIN = (str, int, float, bool, list, dict, type(None))

@@ -26,6 +26,8 @@ from dtrain.errors import PreflightError, Status, WordsError, about_data
 from dtrain.evaluation.beside import beside, has_rows
 from dtrain.evaluation.metrics import gathered
 from dtrain.evaluation.session import load, other_data
+from dtrain.files.predictions import Predictions
+from dtrain.files.targetless import targetless
 from dtrain.lifecycle.stop import StopSignal
 from dtrain.loop.assemble import Parts
 from dtrain.loop.step import call
@@ -38,8 +40,6 @@ from dtrain.result import Result, versions
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.storage.attempts import place
-from dtrain.storage.predictions import Predictions
-from dtrain.storage.targetless import targetless
 
 
 def predict(plan: Plan) -> Result:

@@ -14,11 +14,11 @@ import numpy as np
 from dtrain.build import GIVEN
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, StoreError, WordsError, an
+from dtrain.files.imagefiles import MAGIC
+from dtrain.files.rowfile import MASKS, SUFFIXES
+from dtrain.files.targetless import columns_beside
 from dtrain.planned import Part, Plan
 from dtrain.storage import store
-from dtrain.storage.imagefiles import MAGIC
-from dtrain.storage.rowfile import MASKS, SUFFIXES
-from dtrain.storage.targetless import columns_beside
 
 OBJECT = "predict.inputs"
 """The label of inputs that stay objects of this process."""

@@ -226,7 +226,7 @@ def _rows(plan: Plan, place: str, part: Part, paths: Sequence[str], *, trained: 
     if format == "tokens" or not (format or part.get("column")):
         return
     from dtrain.chat import rowtext  # numpy, as below
-    from dtrain.storage import records, rowfile
+    from dtrain.files import records, rowfile
 
     try:
         if format == "chat":
@@ -271,7 +271,7 @@ def _shards(part: Part, path: str) -> str:
         return problem
     import numpy as np
 
-    from dtrain.storage import rowlengths
+    from dtrain.files import rowlengths
 
     ends = [shards.ends_of(manifest, shard) for shard in manifest.shards]
     try:
@@ -285,7 +285,7 @@ def _tokens(part: Part, files: Sequence[str]) -> str:
     """The problem with local files of tokens, if any; the ranks copy remote ones."""
     if about(part).get("files") != "tokens" or not all(map(store.is_local, files)):
         return ""
-    from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
+    from dtrain.files import tokenfile  # numpy, which the parent needs for these alone
 
     arrays = [tokenfile.opened(store.local_path(file), file, part["dtype"]) for file in files]
     return tokenfile.outside(arrays, part["vocab"], most=LOOKED_AT)

@@ -17,6 +17,7 @@ from dtrain.config.facts import about
 from dtrain.data import Batch, Classed, Growing, Padding, Source, Typed, whole
 from dtrain.data.stream import Stream, Streamed, as_source
 from dtrain.errors import WordsError, about_data
+from dtrain.files.targetless import as_trained
 from dtrain.loop.reference import Reference, reference_of
 from dtrain.loop.step import Step, make_step
 from dtrain.mesh import Mesh
@@ -36,7 +37,6 @@ from dtrain.planned import Part, Plan
 from dtrain.precision import Precision
 from dtrain.predict import blockless
 from dtrain.schedule import Schedule
-from dtrain.storage.targetless import as_trained
 from dtrain.strategy import Strategy
 
 NAMED = 3

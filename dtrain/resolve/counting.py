@@ -61,7 +61,7 @@ def _counted(asked: str) -> Count:
     if rows is not None:
         first, *others = [path] if isinstance(path, str) else path
         return Count(_trained(part, rows), f"rows of {first}" + f" and {len(others)} more" * bool(others))
-    from dtrain.storage import rowindex  # numpy, as below
+    from dtrain.files import rowindex  # numpy, as below
 
     with rowindex.telling("epochs: the samples of the training data are counted; it takes a while"):
         return Count(_opened(part, trust), "len of the data, which was opened")
@@ -74,7 +74,8 @@ def _rows(part: Mapping[str, Any]) -> int | None:
         from dtrain.chat import files
 
         return files.rows(part)
-    from dtrain.storage import caching, records, rowfile
+    from dtrain.files import records, rowfile
+    from dtrain.storage import caching
 
     if format in ("images", "webdataset"):
         of = {"image": part["image"], "label": part["label"]}

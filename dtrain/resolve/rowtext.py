@@ -60,7 +60,8 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> Iterabl
 
 def _column(data: Any) -> list[str]:
     """The problem with the column of text, as far as the first of local files tells."""
-    from dtrain.storage import rowfile, rowindex, store
+    from dtrain.files import rowfile, rowindex
+    from dtrain.storage import store
 
     try:
         path = secrets.opened(data["path"])

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, StoreError, WordsError
+from dtrain.files.predictions import Predictions
+from dtrain.files.targetless import targetless
 from dtrain.launcher import preflight
 from dtrain.planned import Part, Plan
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.storage.predictions import Predictions
-from dtrain.storage.targetless import targetless
 from dtrain.verb.evaluate import check_place, look_back
 
 

@@ -35,7 +35,8 @@ def run(words: Sequence[str]) -> int:
     paths, options = _read(words)
     to = options["to"].rstrip("/")
     connect([word for word in words if word.startswith("out_options")], to)
-    from dtrain.storage import caching, rowindex
+    from dtrain.files import rowindex
+    from dtrain.storage import caching
 
     for path in paths:
         if path != "stdlib" and store.is_local(path):

@@ -19,8 +19,8 @@ from dtrain.data.bucket import Buckets
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream
 from dtrain.errors import WordsError
+from dtrain.files import rowfile
 from dtrain.planned import BatchShape
-from dtrain.storage import rowfile
 
 BATCH, BATCHES = 4, 5
 

@@ -12,8 +12,8 @@ import pytest
 from data.test_rows import BUILD
 
 from dtrain.errors import DtrainError
-from dtrain.storage import linefile, rowindex
-from dtrain.storage.rowfile import Reader
+from dtrain.files import linefile, rowindex
+from dtrain.files.rowfile import Reader
 
 
 def build(path: Path, **given: Any) -> Any:

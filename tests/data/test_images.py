@@ -13,8 +13,8 @@ from small import plan
 import dtrain
 from dtrain.data.pictures import Pictures
 from dtrain.errors import DtrainError
+from dtrain.files import records
 from dtrain.launcher import preflight
-from dtrain.storage import records
 from dtrain.verb.evaluate import look_back
 
 

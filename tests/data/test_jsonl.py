@@ -9,7 +9,7 @@ import pytest
 from data.test_rows import BUILD
 
 from dtrain.errors import DtrainError
-from dtrain.storage.rowfile import Reader, problem
+from dtrain.files.rowfile import Reader, problem
 
 
 def build(path: Path) -> Any:

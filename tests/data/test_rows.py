@@ -20,11 +20,11 @@ from dtrain.data import csv, jsonl, parquet
 from dtrain.data.dataset import Dataset
 from dtrain.data.mixture import Mixture
 from dtrain.errors import DtrainError
+from dtrain.files import parquetfile
+from dtrain.files.parquetfile import Groups, ParquetFile
+from dtrain.files.rowfile import Reader, problem
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
-from dtrain.storage import parquetfile
-from dtrain.storage.parquetfile import Groups, ParquetFile
-from dtrain.storage.rowfile import Reader, problem
 
 GIVEN: dict[str, Any] = {"shift": False, "pad": None, "length": None, "packing": "none", "sequence": None}
 BUILD: dict[str, Any] = {
@@ -255,7 +255,7 @@ def test_rows_are_read_without_pandas(tmp_path: Path) -> None:
     """pyarrow's own conversions import it, which takes half a second and 50 MB."""
     path = write(tmp_path / "rows.parquet", [{"a": 1, "b": [1.5, 2], "c": True, "label": "x"}] * 4)
     program = (
-        "import sys, numpy, pathlib; from dtrain.storage.parquetfile import Groups, ParquetFile\n"
+        "import sys, numpy, pathlib; from dtrain.files.parquetfile import Groups, ParquetFile\n"
         f"file = ParquetFile({path!r}, 'a b c label'.split(), pathlib.Path({str(tmp_path)!r}), Groups(1 << 20))\n"
         "print(len(file.read(0, numpy.arange(2))), 'pandas' in sys.modules)"
     )

@@ -20,6 +20,7 @@ FLOORS = (
     ("config",),
     ("cluster", "planned", "result"),
     ("storage",),
+    ("files",),
     ("build", "chat", "weights", "tokenizer"),
     ("recipe", "predict", "resolve", "report", "testing"),
     ("mesh", "compose", "lifecycle"),
@@ -47,7 +48,7 @@ FLOORS = (
 NAMED_BY_VERBS = {"verb/import.py", "verb/completion.py", "verb/evaluate.py"}
 """Of the core, what imports an integration: importers of configs, and the tasks of lm_eval."""
 WITHOUT_TORCH = (
-    "__main__", "api", "build", "chat", "cluster", "compose", "config", "doctor", "errors", "integrations", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
+    "__main__", "api", "build", "chat", "cluster", "compose", "config", "doctor", "errors", "files", "integrations", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
     "resolve", "result", "secrets", "storage", "sweep", "tokenizer", "tracing", "verb", "weights",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""

@@ -10,8 +10,8 @@ import pytest
 
 from dtrain.checkpoint.destination import Folder
 from dtrain.errors import StoreError
+from dtrain.files.predictions import Predictions
 from dtrain.storage import leftovers, store
-from dtrain.storage.predictions import Predictions
 
 
 def killed_while_writing(path: Path) -> Path:

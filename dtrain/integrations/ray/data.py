@@ -27,10 +27,10 @@ from torch import Tensor
 from dtrain.data import Indices
 from dtrain.data.dataset import Dataset
 from dtrain.errors import DtrainError, PreflightError, WordsError, an, first_line
+from dtrain.files.parquetfile import check_finite
 from dtrain.integrations.ray import connection
 from dtrain.lifecycle import signals
 from dtrain.storage import store
-from dtrain.storage.parquetfile import check_finite
 
 NAMESPACE = "dtrain"
 SHARE = 0.25

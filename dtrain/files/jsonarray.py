@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.storage.linekinds import Torn
+from dtrain.files.linekinds import Torn
 
 BEGIN = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?=\{)")
 SPACE = re.compile(r"[ \t\r\n]*")

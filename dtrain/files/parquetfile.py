@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, first_line
-from dtrain.storage import rowindex, store
-from dtrain.storage.rowindex import Columns, Indices
+from dtrain.files import rowindex
+from dtrain.files.rowindex import Columns, Indices
+from dtrain.storage import store
 
 MAGIC = b"PAR1"
 TAIL = 1 << 16

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtrain.errors import StoreError, WordsError
+from dtrain.files.parquetfile import library
 from dtrain.secrets.as_json import clean
 from dtrain.storage import leftovers, store
-from dtrain.storage.parquetfile import library
 
 SUFFIXES = (".jsonl", ".parquet")
 Columns = Mapping[str, Sequence[Any]]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import PreflightError, StoreError, WordsError, first_line, nearest
-from dtrain.storage import hubrows, mapped, parquetfile, rowindex, store
-from dtrain.storage.rowindex import Columns, Indices
+from dtrain.files import hubrows, parquetfile, rowindex
+from dtrain.files.rowindex import Columns, Indices
+from dtrain.storage import mapped, store
 
 LARGEST = 1 << 26
 """Bytes of a file that describes a dataset."""

@@ -6,9 +6,9 @@ from typing import Any
 from dtrain import secrets
 from dtrain.config.facts import about
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import records
+from dtrain.files import records
+from dtrain.files.rowfile import SUFFIXES, columns_of, reader_of
 from dtrain.storage.caching import folder
-from dtrain.storage.rowfile import SUFFIXES, columns_of, reader_of
 
 
 def targetless(part: Mapping[str, Any], *, task: str | None, trained: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import codecs
 
-from dtrain.storage.packed import PACKED
+from dtrain.files.packed import PACKED
 
 PART = 1 << 22
 """Bytes that are decoded at once."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from small import plan
 
+from dtrain.files import tokenfile
+from dtrain.files.tokenfile import outside
 from dtrain.launcher import preflight
-from dtrain.storage import tokenfile
-from dtrain.storage.tokenfile import outside
 
 
 def problems(path: Path | str, *words: str) -> list[str]:

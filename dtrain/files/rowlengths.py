@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError
-from dtrain.storage import rowindex
-from dtrain.storage.rowindex import File
+from dtrain.files import rowindex
+from dtrain.files.rowindex import File
 
 ROWS = 4096
 """Rows that are read at once."""

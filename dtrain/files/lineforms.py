@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import an
-from dtrain.storage import jsonarray, plaintext
-from dtrain.storage.linekinds import Doubled, Torn, number, once
+from dtrain.files import jsonarray, plaintext
+from dtrain.files.linekinds import Doubled, Torn, number, once
 
 LONGEST = 1 << 30
 """Bytes of the longest first row."""

@@ -7,9 +7,9 @@ import fsspec
 import pytest
 from data.files import rows, write
 
+from dtrain.files import rowfile, rowindex
+from dtrain.files.rowfile import Reader, problem
 from dtrain.launcher import preflight
-from dtrain.storage import rowfile, rowindex
-from dtrain.storage.rowfile import Reader, problem
 
 DATA = {"inputs": ["a", "b"], "targets": "label"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.errors import WordsError
-from dtrain.storage import sampled
+from dtrain.files import sampled
 
 SIZE = 1 << 20
 

@@ -12,7 +12,7 @@ import pytest
 from data.files import rows, write
 
 from dtrain.errors import DtrainError
-from dtrain.storage import arrowfile, hubrows, rowfile
+from dtrain.files import arrowfile, hubrows, rowfile
 
 MAKE = """
 import shutil, sys, json

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import arrowfile, rowindex, store
-from dtrain.storage.imagefiles import MAGIC, numbered, root_of, shown, url_of
-from dtrain.storage.rowfile import SUFFIXES, Reader
-from dtrain.storage.rowindex import File, Indices
+from dtrain.files import arrowfile, rowindex
+from dtrain.files.imagefiles import MAGIC, numbered, root_of, shown, url_of
+from dtrain.files.rowfile import SUFFIXES, Reader
+from dtrain.files.rowindex import File, Indices
+from dtrain.storage import store
 
 LOOKED_AT = 64
 """Images of each file whose beginning is looked at before the launch."""

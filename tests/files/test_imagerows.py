@@ -13,8 +13,8 @@ import pytest
 from data.drawn import build, encoded
 
 from dtrain.errors import DtrainError
-from dtrain.storage import rowfile
-from dtrain.storage.imagerows import opened
+from dtrain.files import rowfile
+from dtrain.files.imagerows import opened
 
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[dev]'")
 

@@ -14,9 +14,9 @@ import pytest
 from data.drawn import encoded, folder
 
 from dtrain.errors import DtrainError, PreflightError
-from dtrain.storage import imagefiles, imageindex
-from dtrain.storage.imagefiles import url_of
-from dtrain.storage.imageindex import Images
+from dtrain.files import imagefiles, imageindex
+from dtrain.files.imagefiles import url_of
+from dtrain.files.imageindex import Images
 
 
 def opened(path: Any, tmp_path: Path, **given: str) -> Images:

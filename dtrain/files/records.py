@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from dtrain.config.constraints import is_number
 from dtrain.errors import PreflightError, WordsError, nearest
-from dtrain.storage import caching, imageindex, imagerows, tarindex
-from dtrain.storage.rowindex import Indices
+from dtrain.files import imageindex, imagerows, tarindex
+from dtrain.files.rowindex import Indices
+from dtrain.storage import caching
 
 MISSING = "data=images and data=webdataset need the pillow package. Type: pip install 'dtrain[images]'"
 NAMED = 3

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import rowindex
-from dtrain.storage.rowindex import Columns, File, Indices
+from dtrain.files import rowindex
+from dtrain.files.rowindex import Columns, File, Indices
 
 ROWS = 4096
 """Rows that are read at once."""

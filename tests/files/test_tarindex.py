@@ -14,8 +14,9 @@ import pytest
 from data.drawn import encoded, samples, shard
 
 from dtrain.errors import DtrainError
-from dtrain.storage import store, tarindex
-from dtrain.storage.tarindex import Shards
+from dtrain.files import tarindex
+from dtrain.files.tarindex import Shards
+from dtrain.storage import store
 
 PICTURE = encoded(1)
 

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import PreflightError
-from dtrain.storage import rowindex, store
-from dtrain.storage.imagefiles import MAGIC, SUFFIXES, numbered, shown
-from dtrain.storage.linekinds import once
-from dtrain.storage.packed import PACKED
-from dtrain.storage.rowindex import Indices
+from dtrain.files import rowindex
+from dtrain.files.imagefiles import MAGIC, SUFFIXES, numbered, shown
+from dtrain.files.linekinds import once
+from dtrain.files.packed import PACKED
+from dtrain.files.rowindex import Indices
+from dtrain.storage import store
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
 """Sample and ending, as webdataset divides a member's name: at the first dot of its last part."""

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from dtrain.errors import PreflightError
+from dtrain.files.rowfile import SUFFIXES as TABLES
+from dtrain.files.rowfile import Reader
 from dtrain.storage import clients, store, web
-from dtrain.storage.rowfile import SUFFIXES as TABLES
-from dtrain.storage.rowfile import Reader
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAGIC = (

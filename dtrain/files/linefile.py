@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import jsonarray, mapped, plaintext, rowindex, store
-from dtrain.storage.lineforms import LONGEST, Format, Separated, are_numbers, no_names
-from dtrain.storage.linekinds import TYPES, Doubled, Kinds, Torn
-from dtrain.storage.packed import PACKED
-from dtrain.storage.rowindex import Columns, Indices
+from dtrain.files import jsonarray, plaintext, rowindex
+from dtrain.files.lineforms import LONGEST, Format, Separated, are_numbers, no_names
+from dtrain.files.linekinds import TYPES, Doubled, Kinds, Torn
+from dtrain.files.packed import PACKED
+from dtrain.files.rowindex import Columns, Indices
+from dtrain.storage import mapped, store
 
 CHUNK = 1 << 22
 HEAD = 1 << 20

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.errors import ChangedError, PreflightError, StoreError
-from dtrain.storage import caching, rowindex, store
-from dtrain.storage.imagefiles import (
+from dtrain.files import rowindex
+from dtrain.files.imagefiles import (
     SUFFIXES,
     Entry,
     check_beginnings,
@@ -32,7 +32,8 @@ from dtrain.storage.imagefiles import (
     unlabelled,
     url_of,
 )
-from dtrain.storage.rowindex import Indices
+from dtrain.files.rowindex import Indices
+from dtrain.storage import caching, store
 
 STREAMS = 16
 """Files of other storage that are read at once."""

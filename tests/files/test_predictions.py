@@ -7,8 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from dtrain.errors import WordsError
+from dtrain.files.predictions import Predictions
 from dtrain.storage import store
-from dtrain.storage.predictions import Predictions
 
 FACTS = {"checkpoint": "step-1/a", "rows": 5}
 PARTS = [{"row": [0, 1], "p": [0.5, float("nan")]}, {"row": [2, 3], "p": [1.0, 2.0]}, {"row": [4], "p": [3.0]}]

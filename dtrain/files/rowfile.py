@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from dtrain.errors import PreflightError, WordsError
-from dtrain.storage import arrowfile, caching, linefile, lineforms, parquetfile, rowindex, rowlengths, store
-from dtrain.storage.linekinds import mend_of
-from dtrain.storage.rowindex import File
-from dtrain.storage.wordfile import Encoder, WordFile
+from dtrain.files import arrowfile, linefile, lineforms, parquetfile, rowindex, rowlengths
+from dtrain.files.linekinds import mend_of
+from dtrain.files.rowindex import File
+from dtrain.files.wordfile import Encoder, WordFile
+from dtrain.storage import caching, store
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json"),

@@ -17,8 +17,8 @@ from dtrain.secrets.as_json import clean
 from dtrain.sweep import foreign, jobs
 from dtrain.sweep.crew import split
 from dtrain.sweep.space import label, words
+from dtrain.verb.decide import decide_for_slot
 from dtrain.verb.shapes import shapes_of
-from dtrain.verb.sweep import decided_for_slot
 
 
 def run(given: Sequence[str], *, for_tools: bool) -> int:
@@ -29,13 +29,13 @@ def run(given: Sequence[str], *, for_tools: bool) -> int:
             "them. Leave it out."
         )
     request, nodes = split(jobs.read(ours))
-    judged = jobs.judged(request, nodes.cluster if nodes else detect(), decided_for_slot)
+    judged = jobs.judged(request, nodes.cluster if nodes else detect(), decide_for_slot)
     if judged.study.is_search:
         raise WordsError(
             "plan -m: a search draws its jobs one after the other, so there is no list of them. Type values such as "
             "optim.lr=1e-3,3e-3, or leave -m out."
         )
-    planned = [(job, jobs.decided(job, request.root, judged, decided_for_slot, 0).plan) for job in judged.jobs]
+    planned = [(job, jobs.decided(job, request.root, judged, decide_for_slot, 0).plan) for job in judged.jobs]
     predicted = [(job, plan, predict(plan, shapes_of(plan))) for job, plan in planned]
     if for_tools:
         each = [

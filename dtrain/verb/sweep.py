@@ -18,17 +18,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dtrain.cluster import Cluster, detect
+from dtrain.cluster import detect
 from dtrain.compose import connect
 from dtrain.config.environment import HANDED
-from dtrain.config.facts import fact
-from dtrain.config.schema import Config
 from dtrain.config.word import cut
 from dtrain.errors import EXIT_CODES, StoreError, WordsError, first_line
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
-from dtrain.planned import Plan
 from dtrain.recipe import requires
 from dtrain.report import facts
 from dtrain.report.runs import Run, below
@@ -48,7 +45,7 @@ from dtrain.sweep.study import Study, value_of
 from dtrain.sweep.trials import Trial
 from dtrain.sweep.workers import by_crew
 from dtrain.verb import runs
-from dtrain.verb.train import decide
+from dtrain.verb.decide import decide_for_slot
 
 SHOWN, EQUALS = 30, 3
 """The most jobs that are listed at the end, and of those that are as good as the best."""
@@ -87,7 +84,7 @@ def _by_sweeper(request: jobs.Request, hydras: foreign.Foreign) -> int:
         judged = list[jobs.Judged | WordsError]()
         for each in requests:
             try:
-                judged.append(jobs.judged(each, detect(), decided_for_slot))
+                judged.append(jobs.judged(each, detect(), decide_for_slot))
             except WordsError as error:
                 screen.complain(str(error))
                 judged.append(error)
@@ -174,7 +171,7 @@ def _take_part(
     cluster = replace(cluster, external=None)  # each process of an outer launcher is a worker of its own
     if begin and not (hydras.launcher or nodes) and store.is_local(root) and folder.read(root) is None:
         zygote.begin()  # it loads torch while the jobs are judged
-    judged = [jobs.judged(request, cluster, decided_for_slot) for request in requests]
+    judged = [jobs.judged(request, cluster, decide_for_slot) for request in requests]
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
     requires.check(config, cluster)
     leader = crew(judged[0], requests[0], hydras, nodes)
@@ -218,18 +215,6 @@ def _take_part(
     return _exit_code(bool(engine.failed) or (bool(leader) and engine.is_something_left()))
 
 
-def decided_for_slot(config: Config, cluster: Cluster) -> Plan:
-    """As for a run; a job runs where its worker does."""
-    plan = decide(config, cluster)
-    if fact(plan.launcher, "where") == "elsewhere":
-        word = f"launcher={config.choices['launcher']}"
-        raise WordsError(
-            f"{word} ({config.sources.get('launcher', 'default')}): a job of a sweep runs where its worker does. Type "
-            f"{word} beside -m, neither swept nor in a recipe: it starts workers."
-        )
-    return plan
-
-
 def _describe(requests: Sequence[jobs.Request], judged: Sequence[jobs.Judged], *, begin: bool) -> Study:
     """Write sweep.yaml if this command begins the sweep, and return what the sweep there looks for."""
     note_code()
@@ -256,7 +241,7 @@ def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) 
     sweep = judged.config.sweep
     return Engine(
         root,
-        lambda job, slot: jobs.decided(job, root, judged, decided_for_slot, slot),
+        lambda job, slot: jobs.decided(job, root, judged, decide_for_slot, slot),
         judged.slots,
         sweep.retries,
         sweep.fail == "stop",

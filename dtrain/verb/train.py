@@ -8,31 +8,22 @@ from collections.abc import Iterable, Sequence
 
 from dtrain import recipe
 from dtrain.build import build
-from dtrain.cluster import Cluster, detect
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.facts import fact
 from dtrain.config.schema import Config
-from dtrain.config.word import typed_at
-from dtrain.errors import PreflightError, WordsError, why
-from dtrain.launcher import apart, zygote
+from dtrain.errors import PreflightError, why
+from dtrain.launcher import zygote
 from dtrain.launcher.external import is_first, is_rank
 from dtrain.launcher.run import finished, no_longer_kept, other_length
 from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
 from dtrain.predict import price
 from dtrain.recipe import requires
-from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.plan import say_left_out
-
-OF_VERBS = {
-    "verify": "verify", "expect": "verify", "predict": "predict",
-    **{f"evaluate.{name}": "evaluate as=lm_eval" for name in ("tasks", "tasks_path", "tokenizer", "shots", "limit",
-    "context", "batch")},
-}  # fmt: skip
-"""Key, or what stands before its first dot -> the verb that alone uses it."""
+from dtrain.verb.decide import decide, say_left_out
 
 
 def run(words: Sequence[str]) -> int:
@@ -42,21 +33,6 @@ def run(words: Sequence[str]) -> int:
         return sweep.multirun([word for word in words if word not in ("-m", "--multirun")])
     with zygote.kept():
         return one(compose(words)).exit_code
-
-
-def decide(config: Config, cluster: Cluster) -> Plan:
-    """Resolve the plan. Raises WordsError also for words that training does not use."""
-    plan = resolve(config, cluster, apart.shapes_of)
-    typed = [key for key, source in config.sources.items() if source == typed_at()]
-    unused = {key: verb for key in typed if (verb := OF_VERBS.get(key) or OF_VERBS.get(key.split(".")[0]))}
-    if unused:
-        raise WordsError(
-            *(
-                f"{key} ({typed_at()}): only {verb} uses it. Type dtrain {verb} <the words>, or leave {key} out."
-                for key, verb in unused.items()
-            )
-        )
-    return plan
 
 
 def one(config: Config) -> Result:

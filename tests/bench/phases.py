@@ -145,7 +145,7 @@ def main() -> None:
     from dtrain.compose import compose
     from dtrain.launcher import process, warm
     from dtrain.sweep import job, jobs
-    from dtrain.verb.train import decide
+    from dtrain.verb.decide import decide
 
     warm.load()
     os.chdir(tempfile.mkdtemp())

@@ -262,7 +262,7 @@ def test_scores_are_of_classes(runs: dict[str, Path], tmp_path: Path) -> None:
 
 def test_a_train_command_does_not_take_its_words(tmp_path: Path) -> None:
     from dtrain.compose import compose
-    from dtrain.verb.train import decide
+    from dtrain.verb.decide import decide
 
     with pytest.raises(WordsError, match=r"predict.batch \(command line\): only predict uses it. Type dtrain predict"):
         decide(compose(["model=mlp", "data=synthetic", "predict.batch=3"]), ONE)

@@ -133,6 +133,22 @@ def test_folders_of_one_floor_do_not_stand_on_each_other() -> None:
     TopologicalSorter({unit: imports(unit) for unit in units()}).prepare()  # raises CycleError
 
 
+def file_imports() -> dict[str, set[str]]:
+    """Of each file of dtrain/ the files that it imports, anywhere in it, by their dotted names."""
+    paths = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    named = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph = {}
+    for name, path in named.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        full = {f"{node.module}.{alias.name}": str(node.module) for node in nodes for alias in node.names}
+        graph[name] = {each if each in named else module for each, module in full.items() if module in named} - {name}
+    return graph
+
+
+def test_files_do_not_stand_on_each_other() -> None:
+    TopologicalSorter(file_imports()).prepare()  # raises CycleError
+
+
 def test_the_core_imports_no_integration() -> None:
     core = [path for path in ROOT.rglob("*.py") if "integrations" not in path.parts]
     importing = {str(path.relative_to(ROOT)) for path in core if "dtrain.integrations." in path.read_text()}

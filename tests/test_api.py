@@ -361,6 +361,7 @@ def test_a_run_of_several_ranks_that_was_interrupted_goes_on_in_the_same_process
     ], done.stderr
 
 
+@pytest.mark.campaign("commands")
 @pytest.mark.parametrize("ranks", [(), ("devices=2", "strategy=ddp")])
 def test_a_script_whose_loading_processes_would_train_again_is_told_what_to_write(
     ranks: tuple[str, ...], tmp_path: Path

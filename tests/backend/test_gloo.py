@@ -108,6 +108,7 @@ def test_a_mesh_uses_no_group_of_an_earlier_one_and_keeps_none() -> None:
         assert len(set(threads)) == 1
 
 
+@pytest.mark.campaign("network")
 def test_a_collective_that_never_completes_is_an_error() -> None:
     over, done = os.pipe()
     assert "Timed out waiting 5000ms" in ranks(2, late, over, done)[0]

@@ -169,6 +169,7 @@ def test_a_wish_to_stop_does_not_wait_for_a_stopped_store(tmp_path: Path) -> Non
     assert "does not answer" in message
 
 
+@pytest.mark.campaign("signals")
 def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
     """And a signal gets through meanwhile."""
     store_pid, port = process.fork_store()

@@ -268,6 +268,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.campaign("commands")
 def test_what_is_typed_by_habit_is_answered_and_the_answer_is_taken(folder: Path) -> None:
     wrong = {}
     for line in HABITS:

@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "sigstop": ("hung", "rank 1 was stopped in step 4 (positions 24 to 31 of the order): SIGSTOP", ""),
 }
 """fault: kind, how the paragraph begins, where it was"""
-QUICK = ("workload_exc", "sigkill", "sleep")
+QUICK = ("workload_exc", "sigkill")
 
 
 def ran(out: Path, *more: str, words: Sequence[str] = WORDS) -> tuple[int, str]:
@@ -101,6 +101,7 @@ def test_a_wish_of_one_rank_is_everybodys_and_its_rank_is_named(fault: str, code
     assert list(tmp_path.glob("checkpoints/*/*/COMMIT.json"))
 
 
+@pytest.mark.campaign("signals")
 def test_a_single_process_that_hangs_says_so_itself(tmp_path: Path) -> None:
     code, output = ran(tmp_path, "model.fault=sleep", "model.rank=0", words=[*ANYWHERE, "backend.timeout=4"])
     assert code == 1

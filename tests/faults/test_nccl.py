@@ -51,7 +51,7 @@ def ran(place: Path, *words: str) -> dict[str, Any]:
     return failure.explain(last_round(place, *words)).facts
 
 
-@pytest.mark.often("raises-2", "raises_and_hangs-4", others=pytest.mark.campaign("kills"))
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("fault", ["raises", "raises_and_hangs"])
 def test_an_error_ends_the_run_at_once_though_the_groups_cannot_be_destroyed(
@@ -86,9 +86,7 @@ CASES: dict[str, tuple[str, str]] = {
 """fault: kind, and what is said of rank 1"""
 
 
-@pytest.mark.often(
-    "raises", "calls_another", "off_the_bus", "killed", "others_lose_it", others=pytest.mark.campaign("kills")
-)
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("fault", CASES)
 def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,7 +99,7 @@ def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(
     assert said in facts["message"]
 
 
-@pytest.mark.often("save", others=pytest.mark.campaign("kills"))
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("function", ["flush", "save"])
 def test_who_waits_between_two_steps_ends_too(function: str, tmp_path: Path) -> None:
     words = [
@@ -116,6 +114,7 @@ def test_who_waits_between_two_steps_ends_too(function: str, tmp_path: Path) -> 
     assert facts["error"].startswith("it never reached collective")
 
 
+@pytest.mark.campaign("kills")
 def test_a_node_with_a_broken_gpu_is_left_out_where_fewer_are_allowed(tmp_path: Path) -> None:
     left = last_round(
         tmp_path,

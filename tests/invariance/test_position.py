@@ -194,6 +194,7 @@ WORDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.campaign("kills")
 def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen(tmp_path: Path) -> None:
     """One rank and two loading processes, then two ranks that accumulate and load by themselves."""
     seen = {}

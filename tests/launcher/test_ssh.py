@@ -85,6 +85,7 @@ def test_another_dtrain_on_the_hosts_is_told_by_their_names(words: list[str], tm
     assert done.stderr.count("dtrain: ") == 2 and done.stderr.count("dtrain: 127.0.0.1:") == 2
 
 
+@pytest.mark.often("answer1-*", others=pytest.mark.campaign("commands"))
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [

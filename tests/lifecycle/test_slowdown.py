@@ -37,6 +37,7 @@ class Stalls(Dataset[tuple[Tensor, Tensor]]):
         return torch.ones(4), torch.ones(2)
 
 
+@pytest.mark.campaign("signals")
 def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slowdown, "STEPS", 16)
     monkeypatch.setattr(slowdown, "SHORT", 0.1)
@@ -93,6 +94,7 @@ def busy() -> Iterator[None]:
         hog.wait()
 
 
+@pytest.mark.campaign("signals")
 def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
     one = Slowdown(lambda: 0.0)
     messages(one, 0.02)

@@ -68,11 +68,13 @@ def test_a_step_that_takes_too_long_ends_the_process_and_says_where(tmp_path: Pa
     assert any("asleep_in_user_code" in line for line in failed.facts["stack"])
 
 
+@pytest.mark.campaign("signals")
 def test_the_first_step_has_more_time_and_what_is_between_steps_has_all(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 1.5, lambda: time.sleep(2), None, int)) == 0
     assert not list(tmp_path.glob("failure-*"))
 
 
+@pytest.mark.campaign("signals")
 def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
     def evaluating(timeout: float) -> None:
         with mesh_of() as mesh, Watchdog(mesh, str(tmp_path), timeout=timeout, batch=8) as watchdog:
@@ -87,6 +89,7 @@ def test_a_part_between_two_steps_has_more_time_too(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("failure-*"))
 
 
+@pytest.mark.campaign("signals")
 def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_path: Path) -> None:
     assert ended(lambda: alone(tmp_path, 1.5, int, int, lambda: holding_the_interpreter(600))) == 1
     failure.report_exit(tmp_path, 0, 1, KernelLog())

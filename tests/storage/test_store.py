@@ -108,6 +108,7 @@ def busy(server: Server, options: dict[str, Any]) -> None:
     assert store.children(root) == []
 
 
+@pytest.mark.campaign("network")
 def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrain.storage.patience.LONGEST_WAIT", 0.1)
     with server.failing(share=0.2) as port:

@@ -103,6 +103,7 @@ def test_a_recipe_is_read_to_its_end(answer: Callable[[socket.socket], None]) ->
         }
 
 
+@pytest.mark.campaign("network")
 @pytest.mark.parametrize("answer", [cut, cut_in_chunks])
 def test_an_answer_that_breaks_off_is_no_recipe_and_no_data(
     answer: Callable[[socket.socket], None], tmp_path: Path
@@ -179,6 +180,7 @@ def test_a_file_to_import_is_waited_for_as_a_recipe_is(
     assert "it is a device, not a file" in capsys.readouterr().err
 
 
+@pytest.mark.campaign("network")
 def test_data_may_take_long_but_not_be_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(web, "SILENCE_SECONDS", 3.0)
 

@@ -13,6 +13,7 @@ from sweep.test_engine import SMALL, TROUBLE, jobs, starts
 from until import until
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [

@@ -9,10 +9,7 @@ from verifying import verified
 TRUST = "trust=[brought,wrong_models]"
 
 
-@pytest.mark.often(
-    "data that reads its rank", "another model from its seventh forward on", "data by hash()",
-    others=pytest.mark.campaign("commands"),
-)  # fmt: skip
+@pytest.mark.campaign("commands")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_with_its_cause(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, kind = FAULTS[name]

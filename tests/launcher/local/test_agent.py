@@ -87,6 +87,7 @@ def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
             join(address, 0.1)
 
 
+@pytest.mark.campaign("network")
 def test_a_silent_server_ends_the_ranks(tmp_path: Path) -> None:
     """As when the cable is cut: the link stays open, and nothing comes through it. The server gives the node up only after that."""
     address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"

@@ -104,6 +104,7 @@ def test_two_hundred_malformed_messages_and_the_run_goes_on(secret: None, tmp_pa
     assert len(list((tmp_path / "round-0").glob("began-*"))) == 2
 
 
+@pytest.mark.campaign("network")
 def test_the_silent_are_let_go(secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "GREET_SECONDS", 0.5)
     address = f"127.0.0.1:{free_port()}"
@@ -215,6 +216,7 @@ def evil(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.campaign("network")
 @pytest.mark.parametrize(
     "way",
     ["a welcome", "a greeting and a welcome", "another secret", "its own words", "drops", "deep", "long", "nothing"],
@@ -252,6 +254,7 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(
     assert not (tmp_path / "PWNED").exists()
 
 
+@pytest.mark.campaign("network")
 def test_of_many_strangers_the_oldest_are_hung_up_on(secret: None, tmp_path: Path) -> None:
     """They hold no more than so many of the run's files, and nobody who knows the secret is kept out by them."""
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -374,6 +377,7 @@ another_user = pytest.mark.skipif(
 )
 
 
+@pytest.mark.campaign("network")
 @another_user
 def test_another_user_of_this_host_neither_joins_nor_serves(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"

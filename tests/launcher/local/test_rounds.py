@@ -120,6 +120,7 @@ def test_a_wish_between_two_rounds_begins_no_new_one(tmp_path: Path) -> None:
         assert over(server, tmp_path) == {"round": 0, "error": None, "stopped_by": signal.SIGTERM}
 
 
+@pytest.mark.campaign("network")
 def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
     with served(plan_of(tmp_path / "run", *SLOW), tmp_path, here=1, address="127.0.0.1:0", wait=6.0) as server:
         assert "1 of 2 nodes came within 6 s, node 1 did not" in over(server, tmp_path)["error"]

@@ -22,9 +22,14 @@ SHAPE = {
     "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT), "measured?": Each(COUNT, named=True),
     "stop?": MAPPING, "best?": Each({"value": FINITE, "step": COUNT}, named=True),
+    "spent?": Each(NUMBER, named=True),
 }  # fmt: skip
 """The structure of result.json."""
-OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
+PARTS = ("step", "data_wait", "checkpoint_stall", "evaluate", "other")
+"""Where the time goes: steps, their wait for samples, saves that they wait for, evaluations, logs and hooks."""
+OF_THE_MACHINE = (
+    "step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes", *(f"time_{part}" for part in PARTS),
+)  # fmt: skip
 """Columns of metrics.jsonl about speed and memory, which differ between runs of the same words."""
 
 
@@ -50,6 +55,8 @@ class Result:
     """The `stop` of the plan, if it ended the run before its last step."""
     best: dict[str, Any] = field(default_factory=dict)
     """Metric -> `value` and `step` of its best evaluation, for `checkpoint.best` and `stop.metric`."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Part -> seconds of this start of the run, on this rank: `start` and PARTS, which add up to its wall clock."""
 
     @property
     def exit_code(self) -> int:

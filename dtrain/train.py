@@ -12,7 +12,6 @@ from functools import partial
 from dtrain.build import build
 from dtrain.config import environment
 from dtrain.evaluation.observe import Observers
-from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.lifecycle.stop import StopSignal
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop import build_check
@@ -63,8 +62,9 @@ def train(plan: Plan) -> Result:
         elif plan.init:
             checkpoint.load_weights(plan.init, state, plan.init_names)
         parts.begin(checkpoint, state, resumed=bool(restored))
+        save = log.spent.of("checkpoint_stall")(checkpoint.save)
         if not restored and (plan.fork or plan.on_spike == "rewind"):
-            checkpoint.save(state)  # something to go back to, whatever becomes of the other run
+            save(state)  # something to go back to, whatever becomes of the other run
         log.started(state, checkpoint, parameters=parts.parameters, caveats=[*parts.caveats, *stream.notes])
         enough = partial(stop_asked.meanwhile, mesh)
         observers = Observers(parts, state=state, log=log, checkpoint=checkpoint, enough=enough, watchdog=watchdog)
@@ -73,7 +73,7 @@ def train(plan: Plan) -> Result:
         gc.collect()
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
-        log.begin(parts.objective, Slowdown(lambda: stream.waited))
+        log.begin(parts.objective, lambda: stream.waited)
         observers.catch_up(state.step if restored else 0)
         spiked, stopped = "", partial(stop_asked.requested, mesh=mesh)
         while state.step < plan.steps and not (spiked or observers.over or stream.ends() or stopped(state.step)):
@@ -111,7 +111,7 @@ def train(plan: Plan) -> Result:
             watchdog.pause_hang_detection()
             log.saves(checkpoint.finished_saves())
             if last or due:  # before anything that may fail looks at the model
-                checkpoint.save(state, last=last)
+                save(state, last=last)
                 log.start()
             observers.look(state.step, stream.seen, loss, norm, rates["lr"])
         for spike in spikes.settle():
@@ -121,17 +121,18 @@ def train(plan: Plan) -> Result:
                 log.drop_rows_after(state.step)
         log.flush()
         if state.step:
-            checkpoint.save(state)  # unless this step is saved
+            save(state)  # unless this step is saved
         if (state.step >= plan.last_step or observers.over or stream.over) and not observers.metrics:
             observers.evaluate(state.step)  # the last step was there before this start
-        checkpoint.wait()
+        with log.spent.of("checkpoint_stall"):
+            checkpoint.wait()
         log.saves(checkpoint.finished_saves())
         ended = "spiked" if spiked else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over or stream.over
         result = Result(
             "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
             observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,
-            observers.best,
+            observers.best, log.spent.in_all(),
         )  # fmt: skip
         log.finish(result)
         return result

@@ -125,7 +125,7 @@ class Observers:
                 step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward,
                 self._whole_model, self._whole_weights, epochs(self._source, seen),
             )  # fmt: skip
-            with kept():
+            with kept(), self._log.spent.of("other"):
                 returned = plain(hook(info), name)
             self._log.saw(step, name, returned)
             free = {each: value for each, value in numbers(returned).items() if self._is_free(figure(each))}
@@ -150,7 +150,8 @@ class Observers:
             return
         self._check()
         self._log.flush()
-        metrics = self._measure(sources=self._measured_on)
+        with self._log.spent.of("evaluate"):
+            metrics = self._measure(sources=self._measured_on)
         self._check()  # the model's own `train` was called
         self._watchdog.pause_hang_detection()
         if metrics:
@@ -210,7 +211,8 @@ class Observers:
             )
 
     def _report(self, step: int, figures: Mapping[str, float]) -> None:
-        self._checkpoint.scored(self._state, figures, complete=self._complete and bool(figures))
+        with self._log.spent.of("checkpoint_stall"):
+            self._checkpoint.scored(self._state, figures, complete=self._complete and bool(figures))
         if figures:
             self.metrics |= figures
             self.measured |= dict.fromkeys(figures, step)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.logger.facts import facts
+from dtrain.loop.spent import Spent
 from dtrain.loop.spike import Spike
 from dtrain.loop.step import StepLoss
 from dtrain.mesh import Mesh
@@ -41,6 +42,8 @@ from dtrain.storage.jsonl import Journal
 
 OVERFLOWS = 10
 """Steps at the beginning of a run under fp16 that are reported if all of them are skipped."""
+Pending = tuple[int, int, StepLoss, Tensor, Mapping[str, float], float]
+"""(step, samples seen, loss, norm, columns, seconds) of a step whose row is not written yet."""
 IDLE_SECONDS = 1.0
 """How long a run that ends by an error waits for its device."""
 
@@ -50,7 +53,8 @@ class Log:
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
-        self._pending: list[tuple[int, int, StepLoss, Tensor, Mapping[str, float], float]] = []
+        self.spent = Spent()
+        self._pending: list[Pending] = []
         self._reached: int | None = None
         self._passed_over: Collection[str] = ()
         self._rows = (
@@ -145,9 +149,10 @@ class Log:
         for sentence in (*caveats, *state.notes):
             self.caveat(sentence)
 
-    def begin(self, objective: Objective, slowdown: Slowdown) -> None:
-        """The loop begins."""
-        self._objective, self._slowdown = objective, slowdown
+    def begin(self, objective: Objective, waited: Callable[[], float]) -> None:
+        """The loop begins. `waited`: the total seconds that steps waited for samples."""
+        self._objective, self._slowdown = objective, Slowdown(waited)
+        self.spent.begin(waited)
         self._at_peak = at_peak(self._plan) if self._rows is not None else None
         self.start()
 
@@ -209,6 +214,13 @@ class Log:
             if self._objective.unit == "tokens":
                 row |= {"tokens_per_second": loss.count / seconds}
             rows.append(row)
+        rows[-1] |= self.spent.row()
+        with self.spent.of("other"):
+            self._report(rows, pending)
+
+    def _report(self, rows: list[dict[str, Any]], pending: Sequence[Pending]) -> None:
+        """Write rows, tell the loggers of them, and the user of what is odd about them."""
+        assert self._rows is not None
         self._rows.append(*rows)
         empty = next((step for step, _, loss, *_ in pending if not loss.count), None)
         if empty and not self._is_targetless:

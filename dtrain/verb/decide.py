@@ -1,7 +1,6 @@
 """From words to a plan, for whoever trains: one run, or a job of a sweep."""
 
 from dtrain.cluster import Cluster
-from dtrain.compose import provenance
 from dtrain.config.facts import fact
 from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
@@ -9,7 +8,6 @@ from dtrain.errors import WordsError
 from dtrain.launcher import apart
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
-from dtrain.secrets import screen
 
 OF_VERBS = {
     "verify": "verify", "expect": "verify", "predict": "predict",
@@ -44,9 +42,3 @@ def decide_for_slot(config: Config, cluster: Cluster) -> Plan:
             f"{word} beside -m, neither swept nor in a recipe: it starts workers."
         )
     return plan
-
-
-def say_left_out(config: Config) -> None:
-    """Notes about the arguments that were dropped with the parts they belong to."""
-    for sentence in provenance.left_out(config):
-        screen.complain(screen.on_one_line(sentence), begin="note: ")

@@ -33,7 +33,6 @@ from dtrain.resolve.space import is_free
 from dtrain.secrets import screen
 from dtrain.secrets.as_json import clean
 from dtrain.storage import store
-from dtrain.verb.decide import say_left_out
 from dtrain.verb.shapes import shapes_of
 
 STOP = "metric", "patience", "least"
@@ -143,6 +142,12 @@ def _sweep(words: Sequence[str]) -> int:
         raise WordsError(f"plan -m: {act} is about one run. Leave it or -m out.")
     for_tools = words[:1] == ["json"]
     return plan_sweep.run(words[for_tools:], for_tools=for_tools)
+
+
+def say_left_out(config: Config) -> None:
+    """Notes about the arguments that were dropped with the parts they belong to."""
+    for sentence in provenance.left_out(config):
+        screen.complain(screen.on_one_line(sentence), begin="note: ")
 
 
 def commands_in(config: Config) -> Iterator[str]:

@@ -23,7 +23,18 @@ from dtrain.recipe import requires
 from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb.decide import decide, say_left_out
+from dtrain.verb.decide import decide
+from dtrain.verb.plan import say_left_out
+
+SPENT = {
+    "step": "steps",
+    "data_wait": "waiting for samples",
+    "checkpoint_stall": "waiting for saves",
+    "evaluate": "evaluation",
+    "start": "start",
+    "other": "logs and hooks",
+}
+"""Part of `spent` in result.json -> its words."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -111,6 +122,14 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
 
 
+def _spent(result: Result) -> str:
+    """Where the time of this start went, from 1% on."""
+    whole = sum(result.spent.values())
+    shares = {SPENT[part]: seconds / whole for part, seconds in result.spent.items() if seconds > whole / 100}
+    parts = sorted(shares, key=shares.__getitem__, reverse=True)
+    return f"\ntime: {', '.join(f'{shares[part]:.0%} {part}' for part in parts)}" if parts else ""
+
+
 def farewell(plan: Plan, result: Result) -> str:
     if result.status == "submitted":
         follow = f"the same words with launcher.detach=false follow it, dtrain stop {plan.out} ends it"
@@ -130,6 +149,7 @@ def farewell(plan: Plan, result: Result) -> str:
         f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s"
         f"{price.clause(plan, result.wall_seconds)}{loss}{evaluation} · {plan.out}"
     )
+    line += _spent(result)
     return (
         f"{line}{why}"
         if result.status == "finished"

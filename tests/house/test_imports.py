@@ -28,7 +28,7 @@ REFUSAL = (
 )  # fmt: skip
 PLAN = (*REFUSAL, "dtrain.result", *of("launcher", "local"))
 TRAINING = (
-    *PLAN, *of("launcher", "*"), *of("lifecycle", "*"), "dtrain.cluster.network", *of("verb", "train"),
+    *PLAN, *of("launcher", "*"), *of("lifecycle", "*"), "dtrain.cluster.network", *of("verb", "decide", "train"),
     *of("storage", "attempts", "caching", "lease", "leftovers"), "_sysconfigdata_*",
 )  # fmt: skip
 """A run imports its launcher before its words are read, as they are nearly always right."""

@@ -13,7 +13,6 @@ from small import on_mesh, plan
 from torch import nn
 
 from dtrain.checkpoint.state import TrainState
-from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
@@ -84,7 +83,7 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
     with Log(made, mesh) as log:
         nothing_skipped: Any = SimpleNamespace(damaged=[], passed_over=())
         log.started(TrainState(nn.Linear(1, 1), step=start), nothing_skipped, parameters=1, caveats=[])
-        log.begin(NextToken(), Slowdown(lambda: 0.0))
+        log.begin(NextToken(), lambda: 0.0)
         for step in range(start + 1, start + steps + 1):
             sums = {
                 "loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))),
@@ -176,7 +175,7 @@ def test_steps_that_were_finished_before_an_error_have_rows(tmp_path: Path, rank
     def work(mesh: Mesh) -> list[tuple[Any, ...]]:
         last = 6 if mesh.rank == 0 else 4
         with pytest.raises(ZeroDivisionError), Log(with_loggers(tmp_path, 4, "Remembering"), mesh) as log:
-            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            log.begin(NextToken(), lambda: 0.0)
             for step in range(1, last + 1):
                 loss = StepLoss({"loss": torch.tensor(11.0 * step)}, 11)
                 log.record(step, 8 * step, loss, torch.tensor(0.5 * step), {"lr": 0.1})
@@ -195,7 +194,7 @@ def test_steps_that_were_finished_before_an_error_have_rows(tmp_path: Path, rank
 def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> float:
         with Log(with_loggers(tmp_path, 1), mesh) as log:
-            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            log.begin(NextToken(), lambda: 0.0)
             log.record(1, 8, StepLoss({"loss": torch.tensor(math.nan)}, 8), torch.tensor(math.inf), {"lr": 0.1})
             log.finish(Result("finished", 1, log.last["loss"], 1.0))
             return log.last["loss"]
@@ -208,7 +207,7 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
 def test_a_step_without_a_target_has_no_loss_and_it_is_said_once(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> None:
         with Log(with_loggers(tmp_path, 1), mesh) as log:
-            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            log.begin(NextToken(), lambda: 0.0)
             for step, count in enumerate((8, 0, 0, 8), 1):
                 log.record(step, 8, StepLoss({"loss": torch.tensor(4.0)}, count), torch.tensor(1.0), {"lr": 0.1})
 

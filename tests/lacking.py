@@ -20,6 +20,13 @@ def reason(package: str) -> str:
     return f"{package} is not installed; pip install -e '.[dev]' has all packages of tests"
 
 
+def is_here(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it is not
+        return False
+
+
 class Module(pytest.Module):
     """A file of tests that is skipped whole where it imports such a package."""
 
@@ -45,7 +52,7 @@ def skip_without(error: BaseException | None) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for package in mark.args:
-            if importlib.util.find_spec(package) is None:
+            if not is_here(package):
                 pytest.skip(reason(package))
 
 

@@ -150,7 +150,11 @@ def test_twelve_jobs_on_an_array_of_two_survive_three_preemptions(tmp_path: Path
         ),
         (["launcher=ssh", "launcher.hosts=[a]", "sweep.workers=2"], "nodes=2, but launcher.hosts has 1"),
         (["launcher=slurm", "sweep.workers=2", "nodes=2"], "a job of a sweep runs on the node of its worker"),
-        (["launcher=slurm", "sweep.workers=2", "hydra/launcher=joblib"], "hydra/launcher=joblib starts the workers"),
+        pytest.param(
+            ["launcher=slurm", "sweep.workers=2", "hydra/launcher=joblib"],
+            "hydra/launcher=joblib starts the workers",
+            marks=pytest.mark.needs("hydra_plugins.hydra_joblib_launcher"),
+        ),
         (
             ["launcher=mpi", "launcher.command=mpirun --host a,b"],
             "it cannot be swept. Quote a text with a comma twice: launcher.command='\"a,b\"'",

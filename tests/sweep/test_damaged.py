@@ -45,6 +45,7 @@ def test_whatever_a_kill_leaves_of_a_job_it_finishes_with_the_same_result(tmp_pa
     assert commands.run("sweep", "work", "s", cwd=tmp_path).returncode == 0, "sweep.yaml is there again"
 
 
+@pytest.mark.needs("optuna")
 def test_a_trial_whose_file_is_empty_or_gone_is_drawn_again_as_it_was(tmp_path: Path) -> None:
     words = ["-m", *KNOWN, *SPACE, "sweep.search=tpe", "sweep.trials=6", "sweep.parallel=1", "sweep.out=s"]
     assert commands.run(*words, cwd=tmp_path).returncode == 0

@@ -36,6 +36,7 @@ def best(place: Path, out: str) -> str:
     return re.findall(rf"recipe={out}/(\S+)/config.yaml", shown.stdout)[0]
 
 
+@pytest.mark.needs("optuna")
 def test_a_search_draws_its_jobs_and_goes_on_with_more_trials(tmp_path: Path) -> None:
     words = [*KNOWN, *SPACE, "sweep.search=tpe", "sweep.out=s"]
     first = commands.run("-m", *words, "sweep.trials=5", "sweep.begin=[{model.x:0.01,model.y:0.3}]", cwd=tmp_path)

@@ -9,6 +9,7 @@ Code of a repository is never run.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,11 @@ TASKS = {
     "masked_lm": "AutoModelForMaskedLM", "image_classification": "AutoModelForImageClassification",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
+ATTENTIONS = {
+    "eager": "", "sdpa": "", "flex_attention": "", "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface", "flash_attention_4": "flash_attn",
+}  # fmt: skip
+"""Attentions of transformers -> the package that has to be installed, as a kernel is downloaded in its place."""
 MOST_LAYERS = 10_000
 """Layers that a config.json may ask for: a hundred take a second to build."""
 
@@ -119,15 +125,30 @@ def _check_sizes(name: str, described: Mapping[str, Any]) -> None:
 
 
 def _check_kernels(name: str, described: Mapping[str, Any]) -> None:
-    """Raises WordsError for an attention that transformers would download as code, such as org/kernel."""
+    """Raises WordsError for an attention that transformers would download as code: any but its own, and flash attention
+    where its package is not installed.
+    """
     for key, value in described.items():
-        if isinstance(value, dict):
-            _check_kernels(name, value)
-        elif "attn_implementation" in key and ("/" in str(value) or ":" in str(value)):
-            raise WordsError(
-                f"model.name={name}: {key}={value} in config.json or model.config is code that would be downloaded. "
-                "Type model.config={attn_implementation: sdpa}."
-            )
+        if "attn_implementation" not in key:
+            if isinstance(value, Mapping):
+                _check_kernels(name, value)
+            continue
+        for chosen in _leaves(value):
+            package = ATTENTIONS.get(str(chosen))
+            if chosen is not None and (package is None or (package and find_spec(package) is None)):
+                raise WordsError(
+                    f"model.name={name}: {key}={chosen} in config.json or model.config is code that would be "
+                    "downloaded. Type model.config={attn_implementation: sdpa}."
+                )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The values in a mapping, at any depth, or the value itself."""
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
 def _check_entries(kind: str, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:

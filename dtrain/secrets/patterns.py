@@ -101,8 +101,8 @@ KEY_BLOCK = (
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
 """An AWS secret key has no prefix: 40 such characters count as one near an access key id."""
 HINT = re.compile(
-    r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|"
-    r"mnemonic|phrase|sess_?id"
+    r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|basic\s|pat\b|webhook|_codes?\b|"
+    r"accesscode|mnemonic|phrase|sess_?id"
     r"|(?<![a-z])(?:csrf|dsn|mfa|otp|pin|psk|pw|sid|totp|xsrf|hmac|salt)(?![a-z])|pin_?code|private|service_?account"
     r"|kennwort|wachtwoord|contrasen|senha|haslo|heslo|jelszo|losenord|adgangskode|salasana",
     re.I,

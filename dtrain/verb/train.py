@@ -51,7 +51,9 @@ def one(config: Config) -> Result:
     cluster = detect()
     plan = decide(config, cluster)
     first = is_first(plan, cluster)
-    if done := already_finished(plan, say=first):
+    with store.starting():
+        done = already_finished(plan, say=first)
+    if done:
         return done
     forks = first and plan.world > 1 and not is_rank(plan, cluster) and not fact(plan.launcher, "detached")
     zygote.begin() if forks else zygote.kill()  # a trace may have begun one
@@ -63,9 +65,10 @@ def one(config: Config) -> Result:
         build(plan.launcher).describe(plan)  # it refuses words before anything is written
         with store.starting():
             preflight.check(plan)
+            notes = [*_notes(config, plan)]
         screen.say(overview(plan, config))
         say_left_out(config)
-        for note in _notes(config, plan):
+        for note in notes:
             screen.complain(note, begin="note: ")
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")

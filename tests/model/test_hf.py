@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -201,8 +202,14 @@ def test_its_own_words_are_checked_before_anything(tmp_path: Path) -> None:
         dtrain.plan(*SMALL, "model.name=x", "model.task=chat")
 
 
-def test_an_attention_that_would_be_downloaded_is_refused(tmp_path: Path) -> None:
-    described = {"model_type": "llama", "hidden_size": 16, "text_config": {"_attn_implementation": "evil/kernel"}}
-    (tmp_path / "config.json").write_text(json.dumps(described))
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"text_config": {"_attn_implementation": "evil/kernel"}}, {"attn_implementation": {"": "evil/kernel"}}, {"attn_implementation": "flash_attention_2"},
+        {"text_config": {"attn_implementation": {"vision_config": {"": "flash_attention_3"}}}}, {"attn_implementation": "paged|evil/kernel"},
+    ],
+)  # fmt: skip
+def test_an_attention_that_would_be_downloaded_is_refused(attention: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 16, **attention}))
     with pytest.raises(WordsError, match="is code that would be downloaded"):
         load(name=str(tmp_path), task="causal_lm", weights="random", config={})

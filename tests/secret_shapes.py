@@ -79,7 +79,7 @@ def shapes(seed: int = 0) -> list[Shape]:
         "signed url of gcs": lambda: inside("https://storage.googleapis.com/b/k?X-Goog-Expires=9&X-Goog-Signature={}", some(64, small)),
         "signed url, old": lambda: inside("https://b.s3.amazonaws.com/k?Expires=1790000000&Signature={}", some(27) + "%3D"),
         "bearer": lambda: inside("Authorization: Bearer {}", some(40)),
-        "basic": lambda: inside("model.header=Basic {}", some(40)),
+        "basic, without its header": lambda: inside("model.header=Basic {}", base64.b64encode(f"me:{some(12)}".encode()).decode()),
         "basic": lambda: inside("Authorization: Basic {}", base64.b64encode(f"me:{some(12)}".encode()).decode()),
     }  # fmt: skip
     by_name = {

@@ -25,7 +25,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_fifty() -> None:
-    assert len(SHAPES) == 50 and len({shape.text for shape in SHAPES}) == 50
+    assert len(SHAPES) >= 50 and len({shape.text for shape in SHAPES}) == len(SHAPES)
     assert len(INNOCENT) >= 50
 
 

@@ -111,6 +111,17 @@ def test_the_example_of_a_model_trains(tmp_path: Path) -> None:
     assert "finished after 200 steps" in done.stdout
 
 
+def test_the_examples_of_the_library_run(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text("\n".join(blocks(ROOT / "docs/api.md")))
+    done = commands.python("page.py", cwd=tmp_path)
+    assert done.returncode == 0 and "finished 6" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_page_of_the_library_has_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert not [name for name in dtrain.__all__ if f"`{name}`" not in page and f"`{name}(" not in page]
+
+
 def test_pages_that_are_linked_are_there() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
@@ -152,6 +163,9 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
+    "api.md": dict.fromkeys(
+        ("import torch", "planned = ", "model = ", "rows = ", "try:"), "test_the_examples_of_the_library_run"
+    ),
     "plan.md": {"python -m dtrain plan best": "tests/verb/test_best.py"},
     "chat.md": {
         "pip install 'dtrain[hf,text,parquet]'": "test_the_commands_of_conversations_run",

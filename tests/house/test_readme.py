@@ -1,11 +1,13 @@
 """README and docs tell the truth: their commands and examples run, their words exist, the mistake is answered as shown."""
 
+import ast
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,17 @@ def test_the_examples_of_the_library_run(tmp_path: Path) -> None:
 def test_the_page_of_the_library_has_every_public_name() -> None:
     page = (ROOT / "docs/api.md").read_text()
     assert not [name for name in dtrain.__all__ if f"`{name}`" not in page and f"`{name}(" not in page]
+
+
+def test_messages_of_troubleshooting_are_in_the_code() -> None:
+    """Each quoted piece between `...`, as far as it is written out there."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    first = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| (`|\.)", line)]
+    cells = (text for cell in first for text in re.findall(r"`([^`]+)`", cell))
+    quoted = [piece.strip(" ,") for text in cells for piece in text.split("...")]
+    code = "".join(text for path in sorted((ROOT / "dtrain").rglob("*.py")) for text in texts(path))
+    assert len(quoted) > 50
+    assert not [piece for piece in quoted if piece not in ("memory", "try") and piece not in code]
 
 
 def test_pages_that_are_linked_are_there() -> None:
@@ -267,6 +280,23 @@ HELD = {
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"```[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a module. What a message inserts is left out, but for names of variables."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else VARIABLES.get(ast.unparse(part.value), "")  # type: ignore[attr-defined]
+                for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+VARIABLES = {
+    "environment.PATIENCE": "DTRAIN_PATIENCE", "SECRET": "DTRAIN_SECRET", "environment.SECRET": "DTRAIN_SECRET"
+}  # fmt: skip
 
 
 def block(page: str, begin: str) -> str:

@@ -145,6 +145,24 @@ def test_the_readme_is_one_that_people_read() -> None:
     assert len(README.splitlines()) <= 160
 
 
+def test_no_paragraph_is_longer_than_120_words() -> None:
+    """An item of a list is one, a table none."""
+    begins = re.compile(r"\s*([|#<]|[*-] |\d+\. |$)")
+    for page in PAGES:
+        words, fenced = 0, False
+        for line in page.read_text().splitlines():
+            fenced ^= line.lstrip().startswith("```")
+            counts = not fenced and not line.lstrip().startswith(("|", "#", "```"))
+            words = counts * ((0 if begins.match(line) else words) + len(line.split()))
+            assert words <= 120, (page.name, line)
+
+
+def test_pages_say_what_they_mean_without_pointing_back() -> None:
+    """Plain English names the thing again."""
+    pointing = re.compile(r"\b(those of|that of|of which)\b")
+    assert not [(page.name, found[0]) for page in PAGES for found in pointing.finditer(page.read_text())]
+
+
 def test_the_example_of_a_mistake_is_real() -> None:
     block = re.search(r"```text\n\$ python -m dtrain (.*?)\n(.*?)```", README, re.DOTALL)
     assert block

@@ -136,9 +136,11 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
 
 
 def test_pages_that_are_linked_are_there() -> None:
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+    for page in (*PAGES, *(ROOT / "tests/bench").glob("*.md")):
+        for file, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", outside_of_code(page)):
+            there = page.parent / file if file else page
+            assert there.exists(), (page.name, file)
+            assert not anchor or anchor in anchors(there), (page.name, file, anchor)
 
 
 def test_the_readme_is_one_that_people_read() -> None:
@@ -298,6 +300,16 @@ HELD = {
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"```[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def outside_of_code(page: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def texts(path: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A spinning thread blocks the core that the thread it waits for may need: on two cores beside two busy processes, a step
 of a small GPT takes 3 to 40 times as long as with sleeping threads; on free cores, sleeping threads make it twice as
-long (tests/bench/RESULTS.md). OpenMP reads its setting only once, when torch is loaded; this module follows the load.
+long (tests/bench/history.md). OpenMP reads its setting only once, when torch is loaded; this module follows the load.
 It does not change any result.
 """
 

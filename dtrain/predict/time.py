@@ -60,7 +60,7 @@ compiled kernels of 4 us each, as a lower bound.
 """
 DISPATCH = 6e-5
 """Seconds in which Python and torch dispatch the operators of one weight on a CPU, forward and backward, beside
-computing them: tests/bench/RESULTS.md.
+computing them: tests/bench/history.md.
 """
 STEP = 3e-4
 """Seconds of a step on a CPU that depend on no model: batch, clipping, rates, rows. Measured with DISPATCH."""

@@ -1,11 +1,13 @@
 """README and docs tell the truth: their commands and examples run, their words exist, the mistake is answered as shown."""
 
+import ast
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +113,56 @@ def test_the_example_of_a_model_trains(tmp_path: Path) -> None:
     assert "finished after 200 steps" in done.stdout
 
 
+def test_the_examples_of_the_library_run(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text("\n".join(blocks(ROOT / "docs/api.md")))
+    done = commands.python("page.py", cwd=tmp_path)
+    assert done.returncode == 0 and "finished 6" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_page_of_the_library_has_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert not [name for name in dtrain.__all__ if f"`{name}`" not in page and f"`{name}(" not in page]
+
+
+def test_messages_of_troubleshooting_are_in_the_code() -> None:
+    """Each quoted piece between `...`, as far as it is written out there."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    first = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| (`|\.)", line)]
+    cells = (text for cell in first for text in re.findall(r"`([^`]+)`", cell))
+    quoted = [piece.strip(" ,") for text in cells for piece in text.split("...")]
+    code = "".join(text for path in sorted((ROOT / "dtrain").rglob("*.py")) for text in texts(path))
+    assert len(quoted) > 50
+    assert not [piece for piece in quoted if piece not in ("memory", "try") and piece not in code]
+
+
 def test_pages_that_are_linked_are_there() -> None:
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+    for page in (*PAGES, *(ROOT / "tests/bench").glob("*.md")):
+        for file, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", outside_of_code(page)):
+            there = page.parent / file if file else page
+            assert there.exists(), (page.name, file)
+            assert not anchor or anchor in anchors(there), (page.name, file, anchor)
 
 
 def test_the_readme_is_one_that_people_read() -> None:
     assert len(README.splitlines()) <= 160
+
+
+def test_no_paragraph_is_longer_than_120_words() -> None:
+    """An item of a list is one, a table none."""
+    begins = re.compile(r"\s*([|#<]|[*-] |\d+\. |$)")
+    for page in PAGES:
+        words, fenced = 0, False
+        for line in page.read_text().splitlines():
+            fenced ^= line.lstrip().startswith("```")
+            counts = not fenced and not line.lstrip().startswith(("|", "#", "```"))
+            words = counts * ((0 if begins.match(line) else words) + len(line.split()))
+            assert words <= 120, (page.name, line)
+
+
+def test_pages_say_what_they_mean_without_pointing_back() -> None:
+    """Plain English names the thing again."""
+    pointing = re.compile(r"\b(those of|that of|of which)\b")
+    assert not [(page.name, found[0]) for page in PAGES for found in pointing.finditer(page.read_text())]
 
 
 def test_the_example_of_a_mistake_is_real() -> None:
@@ -152,6 +196,9 @@ HELD = {
         "ranks ": "test_the_plan_that_is_shown_is_real",
         "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
     },
+    "api.md": dict.fromkeys(
+        ("import torch", "planned = ", "model = ", "rows = ", "try:"), "test_the_examples_of_the_library_run"
+    ),
     "plan.md": {"python -m dtrain plan best": "tests/verb/test_best.py"},
     "chat.md": {
         "pip install 'dtrain[hf,text,parquet]'": "test_the_commands_of_conversations_run",
@@ -253,6 +300,33 @@ HELD = {
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"```[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def outside_of_code(page: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a module. What a message inserts is left out, but for names of variables."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else VARIABLES.get(ast.unparse(part.value), "")  # type: ignore[attr-defined]
+                for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+VARIABLES = {
+    "environment.PATIENCE": "DTRAIN_PATIENCE", "SECRET": "DTRAIN_SECRET", "environment.SECRET": "DTRAIN_SECRET"
+}  # fmt: skip
 
 
 def block(page: str, begin: str) -> str:

@@ -1,4 +1,4 @@
-"""Collectives that were predicted, held against those that a run is seen to make: the rows of the table in tests/bench/RESULTS.md."""
+"""Collectives that were predicted, held against those that a run is seen to make: the rows of the table in tests/bench/history.md."""
 
 from collections import defaultdict
 from typing import Any

@@ -377,11 +377,18 @@ def _loop(view: View) -> Iterator[Call]:
         yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside + told * (mesh.batch > 1)))
     counted = not fact(plan.data, "dense") and fact(plan.data, "loading") == "step"
     if counted and not plan.data.get("workers"):
-        yield Call("batch", "all_reduce", "targets that count", 1, 8, "data")
+        yield Call(axis="batch", kind="all_reduce", what="targets that count", calls=1, bytes=8, when="data")
     names = 1 + len(fact(plan.objective, "metrics", ()))
     for axis in ("batch", "pp"):
-        yield Call(axis, "all_reduce", "rows of the log", 1, 4 * names * plan.log_every, "flush")
-    yield Call("world", "all_reduce", "agreement on a stop", 1, STOP_BYTES, "agreement")
+        yield Call(
+            axis=axis,
+            kind="all_reduce",
+            what="rows of the log",
+            calls=1,
+            bytes=4 * names * plan.log_every,
+            when="flush",
+        )
+    yield Call(axis="world", kind="all_reduce", what="agreement on a stop", calls=1, bytes=STOP_BYTES, when="agreement")
 
 
 PARTS = _data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop

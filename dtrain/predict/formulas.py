@@ -69,9 +69,17 @@ def shapes(plan: Plan) -> Shapes | None:
         return None
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
-        flowing(plan), plan.device == "cuda", tokens, context, plan.mesh.cp, types_of(plan).param != 4, task,
-        gathered_bytes(plan), plan.objective.get("chunk", 0), again_of(plan),
-    )  # fmt: skip
+        types=flowing(plan),
+        fused=plan.device == "cuda",
+        tokens=tokens,
+        context=context,
+        ranks=plan.mesh.cp,
+        cast=types_of(plan).param != 4,
+        task=task,
+        rows=gathered_bytes(plan),
+        chunk=plan.objective.get("chunk", 0),
+        again=again_of(plan),
+    )
     return FORMULAS[formula](part, run)
 
 
@@ -116,7 +124,7 @@ def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
-    base = _transformer(part, run, partial(_mixture, C, hidden, E, K, shared, run), sequence=False)
+    base = _transformer(part, run, partial(_mixture, C, F=hidden, E=E, K=K, shared=shared, run=run), sequence=False)
     bias = 4 * E * part["layers"]
     return replace(base, buffers=base.buffers + bias + 8 * E * part["layers"], saved=bias)
 
@@ -147,7 +155,11 @@ def _transformer(
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
     x, returns = Value(T * C, rest, "whole"), LayoutBytes()
-    chunk = Chunk(run.chunk, T, V, run.types.compute, V * C, True) if chunked else None
+    chunk = (
+        Chunk(rows=run.chunk, tokens=T, vocabulary=V, bytes=run.types.compute, numbers=V * C, split=True)
+        if chunked
+        else None
+    )
     if chunked:
         loss = head.chunked(x, V, C, rows=T, again=run.again)
     else:
@@ -157,7 +169,16 @@ def _transformer(
     if part["tied"]:
         head.weights.clear()
     blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk, ties=ties))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, returns)
+    return Shapes(
+        blocks=tuple(blocks),
+        buffers=0,
+        saved=0,
+        tables=2 * 4 * T * (C // H),
+        sample=16 * T,
+        tokens=T,
+        inputs=8 * T,
+        returns=returns,
+    )
 
 
 def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:
@@ -168,7 +189,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    shape = Attention(H, K, D, D, T, run.types.compute)
+    shape = Attention(heads=H, kv_heads=K, head=D, value=D, tokens=T, bytes=run.types.compute)
     out = tape.attention(q, k, v, shape, context=run.context, ranks=run.ranks)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
@@ -199,13 +220,17 @@ def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: Activa
         for side, shape in {"gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}.items()
     ]
     tape.weights += sides
-    tape.mixtures.append(Experts(E, K, C, F, R, low))
+    tape.mixtures.append(Experts(count=E, active=K, width=C, hidden=F, rows=R, bytes=low))
     gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C, weight) for weight in sides[:2])
     y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C, sides[2])
     y = tape.op([y], Value(R * C, low, "whole"))
     wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
-    return tape.add(out, _feed_forward("feed_forward.shared", C, shared * F, run, tape, x)) if shared else out
+    return (
+        tape.add(out, _feed_forward("feed_forward.shared", width=C, hidden=shared * F, run=run, tape=tape, x=x))
+        if shared
+        else out
+    )
 
 
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -225,7 +250,14 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
     return Shapes(
-        runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, LayoutBytes(out.size)
+        blocks=runs(blocks),
+        buffers=0,
+        saved=0,
+        tables=0,
+        sample=4 * inputs + _target(part["outputs"], run),
+        tokens=1,
+        inputs=4 * inputs,
+        returns=LayoutBytes(out.size),
     )
 
 
@@ -233,7 +265,10 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     channels, height, width = part["inputs"]
     stem = run.tape("stem")
     x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=not run.cast)
-    x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
+    x, blocks = (
+        _conv(stem, x, name="", inputs=channels, outputs=part["width"], size=3, area=height * width),
+        list[Block](),
+    )
     blocks.append(stem.block(x, listed=False))
     channels = part["width"]
     for number, (stage, block) in enumerate(itertools.product(range(part["stages"]), range(part["blocks"]))):
@@ -241,12 +276,28 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
         x = tape.begin(Value(x.numbers, x.bytes, "whole"))
-        y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
+        y = _conv(
+            tape,
+            x=_normed(tape, x, "norm1", channels),
+            name="conv1",
+            inputs=channels,
+            outputs=wider,
+            size=3,
+            area=height * width,
+        )
         short, last = x, list[Weight]()
         if channels != wider or stride > 1:
-            short = _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+            short = _conv(tape, x, name="shortcut", inputs=channels, outputs=wider, size=1, area=height * width)
             last = [tape.weights.pop()]  # as in the model
-        y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
+        y = _conv(
+            tape,
+            x=_normed(tape, y, "norm2", wider),
+            name="conv2",
+            inputs=wider,
+            outputs=wider,
+            size=3,
+            area=height * width,
+        )
         tape.weights += last
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
@@ -255,7 +306,16 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
     size = 4 * math.prod(part["inputs"])
-    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, LayoutBytes(out.size))
+    return Shapes(
+        blocks=runs(blocks),
+        buffers=0,
+        saved=0,
+        tables=0,
+        sample=size + _target(part["outputs"], run),
+        tokens=1,
+        inputs=size,
+        returns=LayoutBytes(out.size),
+    )
 
 
 def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:

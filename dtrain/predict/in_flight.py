@@ -91,19 +91,19 @@ def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, hand
     own = 0.0 if first else blocks[0].saved_input
     given = max(own, handed[stage - 1]) if before else 0.0
     return Flight(
-        given,
-        saved + returns * last + given - own,
-        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
-        0.0 if last else handed[stage],
-        max(first_spots, key=sum),
-        max(later_spots, key=sum),
-        total(blocks, "summed"),
-        handed[stage - 1] if before else 0.0,
-        0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
-        max(size.transient for size in blocks),
-        blocks[-1].peak_live - blocks[-1].saved if last and shapes.blocks[-1].chunk else 0.0,
-        0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
-        first,
+        given=given,
+        saved=saved + returns * last + given - own,
+        sent=0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
+        received=0.0 if last else handed[stage],
+        first=max(first_spots, key=sum),
+        later=max(later_spots, key=sum),
+        gradients=total(blocks, "summed"),
+        returned=handed[stage - 1] if before else 0.0,
+        left=0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
+        inner=max(size.transient for size in blocks),
+        rerun=blocks[-1].peak_live - blocks[-1].saved if last and shapes.blocks[-1].chunk else 0.0,
+        narrow=0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
+        leads=first,
     )
 
 
@@ -127,9 +127,10 @@ def _reductions(stages: Sequence[Sequence[Sizes]], buffers: int) -> Iterator[Mom
         for unit in ([size for size in stage if not size.unit], *([size] for size in stage if size.unit)):
             one = [replace(size, count=min(1, size.count)) for size in unit]
             yield {
-                "gathered blocks": whole - total(one, "whole"), "gradients": summed,
+                "gathered blocks": whole - total(one, "whole"),
+                "gradients": summed,
                 "gradients on their way": buffers * total(one, "sent") + done + total(one, "end"),
-            }  # fmt: skip
+            }
             whole, summed = whole - total(unit, "whole"), summed - total(unit, "summed")
             done += total(unit, "end")
 
@@ -166,7 +167,7 @@ def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
         here = flights[place]
         for done in {0, min(1, count - 1)}:
             begun = tuple(other > place - done for other in range(len(flights)))
-            spot = Spot("B", place, (), begun, begun, (False,) * len(flights))
+            spot = Spot(kind="B", place=place, counts=(), begun=begun, added=begun, apart=(False,) * len(flights))
             yield _backward(flights, spot, flying - done * (here.saved + here.sent) + here.received)
         flying -= count * (here.saved + here.sent)
 
@@ -183,11 +184,12 @@ def _backward(flights: Sequence[Flight], spot: Spot, flying: float) -> Moment:
         live, way = max(live, here.left + here.inner), 0.0
     places = (place for place, apart in enumerate(spot.apart) if apart and (place != spot.place or spot.kind != "W"))
     return {
-        "activations": flying + min(0.0, live), "inside a block": max(0.0, live),
+        "activations": flying + min(0.0, live),
+        "inside a block": max(0.0, live),
         "gradients on their way": way + sum(flights[place].narrow for place in places),
         "gradients": sum(
             each.gradients
             for each, begun, added in zip(flights, spot.begun, spot.added, strict=True)
             if (added if each.narrow else begun)
         ),
-    }  # fmt: skip
+    }

@@ -95,7 +95,7 @@ def _rank_bytes(
     step = {} if away else {"gradients": state.gradients, "optimizer's own": update(plan, blocks)}
     handed = [each[-1].passes for _, each in every]
     flights = [flight(plan, shapes, every[stage][1], stage, handed) for stage in mine] if pp > 1 else []
-    return RankBytes(sizes, flights, state, frozen, buffers, base, step)
+    return RankBytes(sizes=sizes, flights=flights, state=state, frozen=frozen, buffers=buffers, base=base, update=step)
 
 
 def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
@@ -108,9 +108,16 @@ def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
     activations = max(moment.get("activations", 0.0) for _, moment in timeline)
     local = state.parameters + state.optimizer + state.average
     return Memory(
-        state.parameters, state.gradients, state.optimizer, round(activations), round(share.buffers),
-        round(sum(moment.values())), when, "" if one else f"pp rank {rank}",
-        {name: round(size) for name, size in moment.items() if size >= 1},
-        local + away * (state.all - state.average + share.frozen), 2 * local * bool(plan.checkpoint.get("memory")),
-        not shapes.unknown,
-    )  # fmt: skip
+        parameters=state.parameters,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
+        activations=round(activations),
+        buffers=round(share.buffers),
+        peak=round(sum(moment.values())),
+        when=when,
+        stage="" if one else f"pp rank {rank}",
+        moment={name: round(size) for name, size in moment.items() if size >= 1},
+        host=local + away * (state.all - state.average + share.frozen),
+        copies=2 * local * bool(plan.checkpoint.get("memory")),
+        known=not shapes.unknown,
+    )

@@ -118,16 +118,24 @@ def _sizes(plan: Plan, shapes: Shapes, block: Block, *, again: bool) -> Sizes:
     more, made = chunk + casts - kept, sum(trained) * wide
     split = plan.mesh.cp * (plan.mesh.tp if plan.tensor.get("sequence") == "split" else 1)
     return Sizes(
-        block.count, block.unit, sum(counts) * wide, kept, made,
-        sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
+        block.count,
+        block.unit,
+        sum(counts) * wide,
+        kept,
+        made,
+        sum(trained) * (types.reduce if state.shards and not at_once else wide),
+        sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
-        largest, tied * wide,
+        largest,
+        tied * wide,
         sum(count * _drags(plan, weight) for count, weight in zip(counts, block.weights, strict=True)) * wide,
         sum(trained[-1:]) * wide,
-        saved * micro + left, peak_live + more, block.passes * flowing(plan).param * micro / split,
+        saved * micro + left,
+        peak_live + more,
+        block.passes * flowing(plan).param * micro / split,
         tuple(_spots(plan, block, sample, more, made)) or (Spot(peak_live + more, 0.0, largest),),
         *(block.saved[way].of(plan) * micro for way in (own, *PARTS)),
-    )  # fmt: skip
+    )
 
 
 def _joined(plan: Plan, block: Block, *, again: bool) -> float:
@@ -293,10 +301,14 @@ def moments(plan: Plan, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]
     if state.shards:
         root = [size for size in blocks if not size.unit]
         ends = total(blocks, "end")
-        yield "reduction", {
-            "gradients": ends, "gathered blocks": total(root, "whole"),
-            "gradients on their way": total(root, "summed") + total(root, "sent"),
-        }  # fmt: skip
+        yield (
+            "reduction",
+            {
+                "gradients": ends,
+                "gathered blocks": total(root, "whole"),
+                "gradients on their way": total(root, "summed") + total(root, "sent"),
+            },
+        )
 
 
 def _done(place: Place) -> Moment:
@@ -353,9 +365,10 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], spot: Spot, 
         sent = total(blocks, "sent", unit=False)
     added = several and not state.every and place.block.made == place.block.summed  # one by one, by autograd
     return {
-        "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
+        "gradients": gradients + root,
+        "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
         "gradients on their way": spot.made * (not added) + spot.coming + _tied(place) + sent,
-    }  # fmt: skip
+    }
 
 
 def _forward(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
@@ -369,9 +382,11 @@ def _forward(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     there = 0.0 if state.frees else total(place.before, "whole", unit=True)
     gradients = total(blocks, "end" if state.every else "summed") if several and state.frees else 0.0
     return {
-        "activations": total(place.before, "saved"), "gradients": gradients,
-        "gathered blocks": root + there + block.whole, "weights on their way": before[-1] + block.whole,
-    }  # fmt: skip
+        "activations": total(place.before, "saved"),
+        "gradients": gradients,
+        "gathered blocks": root + there + block.whole,
+        "weights on their way": before[-1] + block.whole,
+    }
 
 
 def _reduced(plan: Plan, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
@@ -393,6 +408,8 @@ def _reduced(plan: Plan, place: Place, blocks: Sequence[Sizes], *, several: bool
     gloo = plan.device == "cpu" and shards > 1
     way = max(copied, block.sent * (1 + gloo) + block.end + block.last * (shards > 1)) + _tied(place)
     return {
-        "activations": total(place.before, "saved"), "gradients": gradients + root,
-        "gathered blocks": _gathered(state, place, blocks, last=True, own=False), "gradients on their way": way,
-    }  # fmt: skip
+        "activations": total(place.before, "saved"),
+        "gradients": gradients + root,
+        "gathered blocks": _gathered(state, place, blocks, last=True, own=False),
+        "gradients on their way": way,
+    }

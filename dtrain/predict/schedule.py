@@ -102,12 +102,18 @@ def _refuse_count(
     shape: PipelineShape, ranks: Sequence[Sequence[Action]], owners: Sequence[int], microbatches: int
 ) -> None:
     """Raises WordsError for an action that is not run once, by the rank that holds its stage."""
-    asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
-                    for kind in ("IW" if action.kind == "B" else action.kind))  # fmt: skip
+    asked = Counter(
+        (rank, kind, *action[1:])
+        for rank, mine in enumerate(ranks)
+        for action in mine
+        for kind in ("IW" if action.kind == "B" else action.kind)
+    )
     due = [
         (rank, kind, stage, index)
-        for stage, rank in enumerate(owners) for kind in "FIW" for index in range(microbatches)
-    ]  # fmt: skip
+        for stage, rank in enumerate(owners)
+        for kind in "FIW"
+        for index in range(microbatches)
+    ]
     odd = asked - Counter(due) or Counter(due) - asked
     if odd:
         rank, kind, stage, index = next(iter(odd))
@@ -288,7 +294,7 @@ def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0)
     if pp == 1:
         return 0.0
     each = shape.stages * (COST["F"] + COST["B"] + again)
-    return 1 - microbatches * each / length_of(shape, pp, microbatches, None, 0.0, again)
+    return 1 - microbatches * each / length_of(shape, pp, microbatches, forward=None, hop=0.0, again=again)
 
 
 Marks = tuple[bool, ...]

@@ -49,7 +49,8 @@ from dtrain.predict.shapes import LayoutBytes, Shapes, Split, runs
 from dtrain.predict.state_bytes import flowing, holding_of
 from dtrain.tracing import notes
 from dtrain.tracing.blocks import blocks_of, style_of
-from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
+from dtrain.tracing.notes import Listener, Part, Watch
+from dtrain.tracing.tensors import nbytes, tensors_of
 
 # the stack of an operator that fails without memory; the plan says which line of the model called it
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
@@ -75,13 +76,17 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             model = _built(plan, facts, fake)
         except DtrainError:
             if unknown and "auto" in plan.model.values():  # the data would decide these arguments
-                return Shapes((), 0, 0, 0, 0, 1, unknown=unknown, refused=refused), None
+                return Shapes(
+                    blocks=(), buffers=0, saved=0, tables=0, sample=0, tokens=1, unknown=unknown, refused=refused
+                ), None
             raise
         except FAILURES as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
-            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why, refused=refused), None
+            return Shapes(
+                blocks=(), buffers=0, saved=0, tables=0, sample=0, tokens=1, unknown=unknown or why, refused=refused
+            ), None
         defer(model, chunk_asked(build(plan.objective, Objective)))
         _lower(model, plan, real=real)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
@@ -94,11 +99,19 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             watch = Watch(model, samples) if unknown else watch
     parts = blocks_of(model, listed, watch, known=not unknown, size=flowing(plan).param)
     shapes = Shapes(
-        runs(parts), sum(each.nbytes for each in model.buffers()),
-        _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
-        sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
-        saved_buffers=len(before), refused=refused,
-    )  # fmt: skip
+        blocks=runs(parts),
+        buffers=sum(each.nbytes for each in model.buffers()),
+        saved=_persistent(model),
+        tables=watch.tables,
+        sample=sum(each.nbytes for each in samples),
+        tokens=_tokens(plan, one.get("targets")),
+        inputs=sum(each.nbytes for each in tensors_of(one.get("inputs"))),
+        returns=watch.returns,
+        moving=_moving(before),
+        unknown=unknown,
+        saved_buffers=len(before),
+        refused=refused,
+    )
     return shapes, model
 
 
@@ -290,10 +303,17 @@ def _split(watch: Watch, name: str, style: str, module: nn.Module, args: Any, ou
     grad_in, grad_out = (any(each.requires_grad for each in some) for some in (received, returned))
     watch.part.splits.append(
         Split(
-            name, style, inputs, outputs, returned[0].shape[-1], grad_in, grad_out,
-            summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
+            name=name,
+            style=style,
+            inputs=inputs,
+            outputs=outputs,
+            width=returned[0].shape[-1],
+            grad_in=grad_in,
+            grad_out=grad_out,
+            summed=_continues(module, nn.Embedding),
+            twice=style == "rowwise" and _continues(module, nn.Linear),
         )
-    )  # fmt: skip
+    )
     if not isinstance(out, Deferred):
         watch.mark(out, STYLES[style][0])
 

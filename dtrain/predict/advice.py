@@ -130,7 +130,7 @@ def _stronger(group: str, now: Part) -> list[str]:
 
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     """One list of changes per kind, from mild to strong. Kinds that leave the results unchanged come first."""
-    micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
+    micro, mesh, cuda = plan.batch.microbatch, plan.mesh, plan.device == "cuda"
     remats, strategies, precisions = (_stronger(group, getattr(plan, group)) for group in STRENGTH)
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
     split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
@@ -153,7 +153,7 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
             degrees["cp"],
             [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
             [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
-            [("strategy.offload=cpu",)] if not holding.cpu and cuda else [],
+            [("strategy.offload=cpu",)] if not holding_of(plan).cpu and cuda else [],
         ]
     )
     return [

@@ -118,13 +118,15 @@ def facts_of(data: Part) -> Mapping[str, Any]:
 def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
     C = part["width"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / 64)
-    return _transformer(part, run, partial(_feed_forward, "feed_forward", C, hidden, run), sequence=True)
+    feed_forward = partial(_feed_forward, name="feed_forward", width=C, hidden=hidden, run=run)
+    return _transformer(part, run, feed_forward, sequence=True)
 
 
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
-    C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
-    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
-    base = _transformer(part, run, partial(_mixture, C, F=hidden, E=E, K=K, shared=shared, run=run), sequence=False)
+    C, E = part["width"], part["experts"]
+    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (part["active"] + part["shared"]) / 64)
+    mixture = partial(_mixture, part=part, hidden=hidden, run=run)
+    base = _transformer(part, run, mixture, sequence=False)
     bias = 4 * E * part["layers"]
     return replace(base, buffers=base.buffers + bias + 8 * E * part["layers"], saved=bias)
 
@@ -133,7 +135,8 @@ def _transformer(
     part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool
 ) -> Shapes:
     """`sequence`: norms support sequence parallelism."""
-    C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
+    C, V, T = part["width"], part["vocab"], run.tokens
+    rest = run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
     chunked = in_chunks(run.chunk, V)
@@ -155,12 +158,9 @@ def _transformer(
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
     x, returns = Value(T * C, rest, "whole"), LayoutBytes()
-    chunk = (
-        Chunk(rows=run.chunk, tokens=T, vocabulary=V, bytes=run.types.compute, numbers=V * C, split=True)
-        if chunked
-        else None
-    )
+    chunk: Chunk | None = None
     if chunked:
+        chunk = Chunk(rows=run.chunk, tokens=T, vocabulary=V, bytes=run.types.compute, numbers=V * C, split=True)
         loss = head.chunked(x, V, C, rows=T, again=run.again)
     else:
         logits = head.linear(x, "", C, V, rows=T, style="colwise_gather_output", hidden=False)
@@ -171,9 +171,7 @@ def _transformer(
     blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk, ties=ties))
     return Shapes(
         blocks=tuple(blocks),
-        buffers=0,
-        saved=0,
-        tables=2 * 4 * T * (C // H),
+        tables=2 * 4 * T * (C // part["heads"]),
         sample=16 * T,
         tokens=T,
         inputs=8 * T,
@@ -194,7 +192,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
-def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: ActivationModel, x: Value) -> Value:
+def _feed_forward(tape: ActivationModel, x: Value, *, name: str, width: int, hidden: int, run: Run) -> Value:
     T = run.tokens
     gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise", joined=True)
     up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise", joined=True)
@@ -202,8 +200,9 @@ def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: Activation
     return tape.linear(y, f"{name}.down", hidden, width, rows=T, style="rowwise")
 
 
-def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: ActivationModel, x: Value) -> Value:
-    T, low = run.tokens, run.types.compute
+def _mixture(tape: ActivationModel, x: Value, *, part: Mapping[str, Any], hidden: int, run: Run) -> Value:
+    C, E, K = part["width"], part["experts"], part["active"]
+    T, F, low = run.tokens, hidden, run.types.compute
     R, name = T * K, f"{tape.name}.feed_forward"
     tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
     scores = Value(T * E, 4, "whole")
@@ -226,11 +225,10 @@ def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: Activa
     y = tape.op([y], Value(R * C, low, "whole"))
     wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
-    return (
-        tape.add(out, _feed_forward("feed_forward.shared", width=C, hidden=shared * F, run=run, tape=tape, x=x))
-        if shared
-        else out
-    )
+    if not part["shared"]:
+        return out
+    beside = _feed_forward(tape, x, name="feed_forward.shared", width=C, hidden=part["shared"] * F, run=run)
+    return tape.add(out, beside)
 
 
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -251,11 +249,7 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     blocks.append(head.block(_loss(head, out, run), listed=False))
     return Shapes(
         blocks=runs(blocks),
-        buffers=0,
-        saved=0,
-        tables=0,
         sample=4 * inputs + _target(part["outputs"], run),
-        tokens=1,
         inputs=4 * inputs,
         returns=LayoutBytes(out.size),
     )
@@ -265,39 +259,22 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     channels, height, width = part["inputs"]
     stem = run.tape("stem")
     x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=not run.cast)
-    x, blocks = (
-        _conv(stem, x, name="", inputs=channels, outputs=part["width"], size=3, area=height * width),
-        list[Block](),
-    )
-    blocks.append(stem.block(x, listed=False))
+    x = _conv(stem, x, name="", inputs=channels, outputs=part["width"], size=3, area=height * width)
+    blocks = [stem.block(x, listed=False)]
     channels = part["width"]
     for number, (stage, block) in enumerate(itertools.product(range(part["stages"]), range(part["blocks"]))):
         wider, stride = part["width"] * 2**stage, 2 if stage and not block else 1
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
         x = tape.begin(Value(x.numbers, x.bytes, "whole"))
-        y = _conv(
-            tape,
-            x=_normed(tape, x, "norm1", channels),
-            name="conv1",
-            inputs=channels,
-            outputs=wider,
-            size=3,
-            area=height * width,
-        )
+        y = _normed(tape, x, "norm1", channels)
+        y = _conv(tape, y, name="conv1", inputs=channels, outputs=wider, size=3, area=height * width)
         short, last = x, list[Weight]()
         if channels != wider or stride > 1:
             short = _conv(tape, x, name="shortcut", inputs=channels, outputs=wider, size=1, area=height * width)
             last = [tape.weights.pop()]  # as in the model
-        y = _conv(
-            tape,
-            x=_normed(tape, y, "norm2", wider),
-            name="conv2",
-            inputs=wider,
-            outputs=wider,
-            size=3,
-            area=height * width,
-        )
+        y = _normed(tape, y, "norm2", wider)
+        y = _conv(tape, y, name="conv2", inputs=wider, outputs=wider, size=3, area=height * width)
         tape.weights += last
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
@@ -308,17 +285,13 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     size = 4 * math.prod(part["inputs"])
     return Shapes(
         blocks=runs(blocks),
-        buffers=0,
-        saved=0,
-        tables=0,
         sample=size + _target(part["outputs"], run),
-        tokens=1,
         inputs=size,
         returns=LayoutBytes(out.size),
     )
 
 
-def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
+def _conv(tape: ActivationModel, x: Value, *, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
     whole = f"{tape.name}.{name}" if name else tape.name
     tape.weights.append(Weight(f"{whole}.weight", (outputs, inputs, size, size), product=True))
     out = Value(outputs * area, tape.types.compute, "whole")

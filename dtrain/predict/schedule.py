@@ -103,24 +103,24 @@ def _refuse_count(
 ) -> None:
     """Raises WordsError for an action that is not run once, by the rank that holds its stage."""
     asked = Counter(
-        (rank, kind, *action[1:])
+        (rank, Action(kind, action.stage, action.microbatch))
         for rank, mine in enumerate(ranks)
         for action in mine
         for kind in ("IW" if action.kind == "B" else action.kind)
     )
     due = [
-        (rank, kind, stage, index)
+        (rank, Action(kind, stage, index))
         for stage, rank in enumerate(owners)
         for kind in "FIW"
         for index in range(microbatches)
     ]
     odd = asked - Counter(due) or Counter(due) - asked
     if odd:
-        rank, kind, stage, index = next(iter(odd))
-        name = {"F": "forward", "I": "backward", "W": "backward of the weights"}[kind]
+        rank, action = next(iter(odd))
+        name = {"F": "forward", "I": "backward", "W": "backward of the weights"}[action.kind]
         raise WordsError(
-            f"pipeline.schedule={shape.schedule}: the {name} of microbatch {index} in stage {stage} is run "
-            f"{asked[rank, kind, stage, index]} times by rank {rank} of the pipeline. Its order must yield each action "
+            f"pipeline.schedule={shape.schedule}: the {name} of microbatch {action.microbatch} in stage {action.stage} "
+            f"is run {asked[rank, action]} times by rank {rank} of the pipeline. Its order must yield each action "
             "of its own stages once."
         )
 
@@ -232,10 +232,10 @@ def _begins(
     """(when each step begins, when the last one ends): as early as its inputs allow, one at a time on each rank."""
     clock, done, begins = [0.0] * pp, [0.0] * (results + 2), list[float]()
     done[NONE] = -hop
-    for _, rank, cost, source, target in steps:
-        ready, now = done[source] + hop, clock[rank]
+    for step in steps:
+        ready, now = done[step.source] + hop, clock[step.rank]
         begin = ready if ready > now else now
-        clock[rank] = done[target] = begin + costs[cost]
+        clock[step.rank] = done[step.target] = begin + costs[step.cost]
         begins.append(begin)
     return begins, max(clock)
 
@@ -328,7 +328,8 @@ def spots(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[
 @lru_cache(maxsize=1024)
 def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
     mine = [stage for stage, owner in enumerate(shape.owners(pp)) if owner == rank]
-    flying, early, received, back, left = ([0] * len(mine) for _ in range(5))
+    flying, early, received = ([0] * len(mine) for _ in range(3))
+    back, left = ([0] * len(mine) for _ in range(2))
     begun, added, apart = ([False] * len(mine) for _ in range(3))
     most = dict[tuple[str, int, Marks, Marks, Marks], list[tuple[int, ...]]]()
     for kind, stage, _ in _transfers(made, shape, pp, microbatches)[rank]:

@@ -131,19 +131,21 @@ def time(
     samples = plan.batch.size / seconds
     rank_flops = _useful(plan, shapes) / (seconds * plan.world)
     return Time(
-        *computing,
-        idle + fixed,
-        waited,
-        hidden,
-        contention(plan, hidden),
-        waits,
-        optimizer,
-        seconds,
-        samples,
-        samples * shapes.tokens,
-        rank_flops,
-        rank_flops / _peak(plan, machine),
-        waits / pipeline,
+        products=computing.products,
+        attention=computing.attention,
+        activations=computing.activations,
+        starting=idle + fixed,
+        collectives=waited,
+        hidden=hidden,
+        contention=contention(plan, hidden),
+        waits=waits,
+        optimizer=optimizer,
+        seconds=seconds,
+        samples_per_second=samples,
+        tokens_per_second=samples * shapes.tokens,
+        rank_flops=rank_flops,
+        mfu=rank_flops / _peak(plan, machine),
+        bubble=waits / pipeline,
     )
 
 

@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
@@ -69,27 +70,24 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
     If the forward fails, or the data is missing, `Shapes.unknown` gives the reason. A model that cannot be built is
     such a reason in a plan for another machine; in one for this machine it raises WordsError.
     """
-    one, facts, unknown, refused = _first(plan)
+    one = _sample(plan)
+    unknown = one.unknown
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
         try:
-            model = _built(plan, facts, fake)
+            model = _built(plan, one.facts, fake)
         except DtrainError:
             if unknown and "auto" in plan.model.values():  # the data would decide these arguments
-                return Shapes(
-                    blocks=(), buffers=0, saved=0, tables=0, sample=0, tokens=1, unknown=unknown, refused=refused
-                ), None
+                return Shapes((), unknown=unknown, refused=one.refused), None
             raise
         except FAILURES as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
-            return Shapes(
-                blocks=(), buffers=0, saved=0, tables=0, sample=0, tokens=1, unknown=unknown or why, refused=refused
-            ), None
+            return Shapes((), unknown=unknown or why, refused=one.refused), None
         defer(model, chunk_asked(build(plan.objective, Objective)))
         _lower(model, plan, real=real)
-        batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
+        batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one.batch)
         samples = tensors_of(batch)
         listed = list(dict.fromkeys(blocks(model)))
         before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
@@ -104,13 +102,13 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         saved=_persistent(model),
         tables=watch.tables,
         sample=sum(each.nbytes for each in samples),
-        tokens=_tokens(plan, one.get("targets")),
-        inputs=sum(each.nbytes for each in tensors_of(one.get("inputs"))),
+        tokens=_tokens(plan, one.batch.get("targets")),
+        inputs=sum(each.nbytes for each in tensors_of(one.batch.get("inputs"))),
         returns=watch.returns,
         moving=_moving(before),
         unknown=unknown,
         saved_buffers=len(before),
-        refused=refused,
+        refused=one.refused,
     )
     return shapes, model
 
@@ -186,21 +184,30 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
     return model
 
 
-def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str, str]:
-    """(a sample with real values, facts about the data, why there is no sample, what would stop a run); the last two
-    may be empty.
+@dataclass(frozen=True)
+class Sample:
+    """A `batch` of one sample with real values, and `facts` about the data. `unknown`: why there is no sample;
+    `refused`: what about the data would stop a run.
     """
+
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    unknown: str = ""
+    refused: str = ""
+
+
+def _sample(plan: Plan) -> Sample:
     try:
         source = prepared(build(plan.objective, Objective), as_source(build(plan.data)), plan.seed)
-        return source.take(np.array([0]), np.array([0])), source.facts, "", ""
+        return Sample(source.take(np.array([0]), np.array([0])), source.facts)
     except WordsError:
         raise
     except StoreError as error:
-        return {}, {}, f"{UNREAD}: {_why(error)}", ""
+        return Sample(unknown=f"{UNREAD}: {_why(error)}")
     except PreflightError as error:
-        return {}, {}, UNREAD, " ".join(error.problems)
+        return Sample(unknown=UNREAD, refused=" ".join(error.problems))
     except FAILURES as error:
-        return {}, {}, f"{UNREAD}: {_why(error)}", ""
+        return Sample(unknown=f"{UNREAD}: {_why(error)}")
 
 
 def _takes_two(model: nn.Module, objective: Objective, precision: Precision, batch: Any) -> bool:

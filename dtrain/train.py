@@ -129,17 +129,9 @@ def train(plan: Plan) -> Result:
         ended = "spiked" if spiked else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over or stream.over
         result = Result(
-            status="finished" if state.step >= plan.steps else ended,
-            step=state.step,
-            loss=log.last.get("loss"),
-            wall_seconds=seconds,
-            metrics=observers.metrics,
-            versions=versions(),
-            reason=reason,
-            peak_bytes=peak_bytes(plan.device),
-            measured=observers.measured,
-            stop=observers.stop,
-            best=observers.best,
-        )
+            status="finished" if state.step >= plan.steps else ended, step=state.step, loss=log.last.get("loss"),
+            wall_seconds=seconds, metrics=observers.metrics, versions=versions(), reason=reason,
+            peak_bytes=peak_bytes(plan.device), measured=observers.measured, stop=observers.stop, best=observers.best,
+        )  # fmt: skip
         log.finish(result)
         return result

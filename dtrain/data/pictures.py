@@ -182,7 +182,8 @@ def _split(images: Records, holdout: float) -> Split:
     """The images that are trained on, in blocks if they are read so."""
     if images.blocks is None:
         return Scattered.of(len(images), holdout)
-    return Blocks(*images.blocks, holdout)
+    sizes, weights = images.blocks
+    return Blocks(sizes, weights, holdout)
 
 
 def _norm(normalize: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

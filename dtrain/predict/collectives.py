@@ -14,7 +14,7 @@ included.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dtrain.config.facts import fact
@@ -67,12 +67,14 @@ def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
 
 def _of(view: View, parts: Sequence[Callable[[View], Iterable[Call]]] = ()) -> tuple[Call, ...]:
     merged: dict[tuple[str, str, str, str], tuple[int, float]] = {}
+    first: dict[tuple[str, str, str, str], Call] = {}
     for call in (call for part in parts or PARTS for call in part(view)):
         key = (call.axis, call.kind, call.what, call.when)
         if call.calls and view.groups[call.axis].size > 1:
             calls, size = merged.get(key, (0, 0.0))
             merged[key] = calls + call.calls, size + call.bytes
-    return tuple(Call(*key[:3], *sums, key[3]) for key, sums in merged.items())
+            first.setdefault(key, call)
+    return tuple(replace(first[key], calls=calls, bytes=size) for key, (calls, size) in merged.items())
 
 
 def _data(view: View) -> Iterator[Call]:

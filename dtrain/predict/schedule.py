@@ -331,7 +331,7 @@ def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, ran
     flying, early, received = ([0] * len(mine) for _ in range(3))
     back, left = ([0] * len(mine) for _ in range(2))
     begun, added, apart = ([False] * len(mine) for _ in range(3))
-    most = dict[tuple[str, int, Marks, Marks, Marks], list[tuple[int, ...]]]()
+    most = dict[tuple[str, int, tuple[Marks, Marks, Marks]], list[tuple[int, ...]]]()
     for kind, stage, _ in _transfers(made, shape, pp, microbatches)[rank]:
         place = mine.index(stage)
         if kind in "<>":
@@ -343,7 +343,7 @@ def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, ran
             back[place] *= shape.stages == 1  # what was sent is held until something is sent again
             continue
         now = (*flying, *early, *received, *back, *left)
-        others = most.setdefault((kind, place, tuple(begun), tuple(added), tuple(apart)), [])
+        others = most.setdefault((kind, place, (tuple(begun), tuple(added), tuple(apart))), [])
         if not any(_is_within(now, other) for other in others):
             others[:] = [*(other for other in others if not _is_within(other, now)), now]
         added[place] |= kind == "B" or stage == 0 or (kind == "I" and apart[place])
@@ -358,10 +358,14 @@ def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, ran
         received[place] = max(0, received[place] - 1)
         left[place] -= kind == "W"
     return tuple(
-        Spot(kind, place, tuple(now[each :: len(mine)] for each in range(len(mine))), *marks)
-        for (kind, place, *marks), every in most.items()
+        Spot(kind, place, counts=_by_stage(now, len(mine)), begun=begins, added=adds, apart=aparts)
+        for (kind, place, (begins, adds, aparts)), every in most.items()
         for now in every
     )
+
+
+def _by_stage(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(counts[each::stages] for each in range(stages))
 
 
 def _is_within(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:

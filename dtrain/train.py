@@ -130,9 +130,10 @@ def train(plan: Plan) -> Result:
         ended = "spiked" if spiked else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause or observers.over or stream.over
         result = Result(
-            "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
-            observers.metrics, versions(), reason, peak_bytes(plan.device), observers.measured, observers.stop,
-            observers.best, log.spent.in_all(),
+            status="finished" if state.step >= plan.steps else ended, step=state.step, loss=log.last.get("loss"),
+            wall_seconds=seconds, metrics=observers.metrics, versions=versions(), reason=reason,
+            peak_bytes=peak_bytes(plan.device), measured=observers.measured, stop=observers.stop, best=observers.best,
+            spent=log.spent.in_all(),
         )  # fmt: skip
         log.finish(result)
         return result

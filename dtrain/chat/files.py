@@ -192,7 +192,15 @@ def job_of(data: Mapping[str, Any], tokenizer: Described) -> tuple[Job, list[str
         if not isinstance(name, str):
             raise WordsError(f"data.template_args={{{name}: ...}}: a name is text, such as enable_thinking.")
     train_on = "answers" if kind == "pairs" else data["train_on"]
-    job = Job(tokenizer, reader, kind, columns, train_on, dict(data["template_args"]), data["date"])
+    job = Job(
+        tokenizer=tokenizer,
+        reader=reader,
+        kind=kind,
+        columns=columns,
+        train_on=train_on,
+        arguments=dict(data["template_args"]),
+        day=data["date"],
+    )
     return job, urls
 
 

@@ -69,7 +69,14 @@ def tokens_of_file(
                 for number, row in enumerate(rows, start):
                     os.pwrite(place, b"%20d" % number, 0)
                     named = {name: row.get(column) for name, column in columns.items()}
-                    texts += _texts(template, kind, named, known, train_on, f"data.path={url}: {file.where(number)}")
+                    texts += _texts(
+                        template,
+                        kind,
+                        row=named,
+                        known=known,
+                        train_on=train_on,
+                        where=f"data.path={url}: {file.where(number)}",
+                    )
             for encoded, (_, spans) in zip(
                 tokenizer.inner.encode_batch([text for text, _ in texts], add_special_tokens=False), texts, strict=True
             ):

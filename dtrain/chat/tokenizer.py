@@ -130,7 +130,9 @@ def described(name: str, template: str | None) -> Described:
     templates = {"default": _own(template)} if template else _templates(name, folder, config)
     ends = _json(name, folder, GENERATION).get("eos_token_id")
     numbers = [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
-    return Described(name, whole, config, templates, tuple(numbers), template or "")
+    return Described(
+        name=name, tokenizer=whole, config=config, templates=templates, ends=tuple(numbers), template=template or ""
+    )
 
 
 def template_of(of: Described, arguments: Mapping[str, Any], day: str | None) -> Template:

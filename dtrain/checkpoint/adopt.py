@@ -66,12 +66,22 @@ def take(
             everywhere |= set(others)
             everywhere_tied |= theirs
     weights, matched = find(
-        weights, everywhere, everywhere_tied, rules, partial(whole_of, state.model), head.new_base(state.model)
+        weights,
+        wanted=everywhere,
+        tied=everywhere_tied,
+        rules=rules,
+        whole=partial(whole_of, state.model),
+        base=head.new_base(state.model),
     )
     if matched.faults and (pooler := head.pooler(state.model, everywhere)):
         rest = everywhere - pooler
         without, again = find(
-            weights, rest, everywhere_tied, rules, partial(whole_of, state.model), head.new_base(state.model)
+            weights,
+            wanted=rest,
+            tied=everywhere_tied,
+            rules=rules,
+            whole=partial(whole_of, state.model),
+            base=head.new_base(state.model),
         )
         if not again.faults:
             weights, matched = without, again

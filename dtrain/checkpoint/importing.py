@@ -41,7 +41,16 @@ def import_weights(source: str, to: str, table: Any = None) -> tuple[str, Weight
     tensors = {f"model.{name}": weights.tensors[theirs] for name, theirs in ours.items()}
     files, pieces = list[dict[str, Any]](), list[dict[str, Any]]()
     for file, group in enumerate(pack(_empty(tensors))):
-        files.append(_write(url, f"import-{file:05d}.safetensors", group, tensors, weights.url, name))
+        files.append(
+            _write(
+                url,
+                file=f"import-{file:05d}.safetensors",
+                group=group,
+                tensors=tensors,
+                source=weights.url,
+                attempt=name,
+            )
+        )
         pieces += [_row(piece, files[-1]["name"]) for piece in group]
     store.sync_folder(url)
     facts = {"step": 0, "optim": {}, "huggingface": weights.config, "tied": tied}

@@ -33,7 +33,7 @@ def load(source: str, state: TrainState, mesh: Mesh, table: Any = None) -> Refer
     `init_names`. Returns their reference. Raises ForeignError, StoreError.
     """
     sums = Sums()
-    tensors = adopt.take(source, state.weights(of_base=True), state, mesh, table, sums)
+    tensors = adopt.take(source, tensors=state.weights(of_base=True), state=state, mesh=mesh, table=table, sums=sums)
     if mesh.shape.pp > 1:
         tensors = {name: one for each in mesh.gather(_facts(tensors)) for name, one in _stored(each).items()}
     rows = [row for each in mesh.gather(sums.rows) for row in each]

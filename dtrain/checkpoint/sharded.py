@@ -70,7 +70,7 @@ class Sharded:
             raise ValueError(f"mode is background or blocking, not {mode}")
         self._out, self._mesh, self._resume, self._mode, self._before = out, mesh, resume, mode, before_commit
         self._promised = False
-        self._policy = Policy(every, keep, keep_every, best, ephemeral, best_is)
+        self._policy = Policy(every, keep, keep_every=keep_every, best=best, ephemeral=ephemeral, best_is=best_is)
         self.passed_over = set[str]()
         """The places of the checkpoints that this start or an earlier one skipped."""
         self._retention = Retention(out, self._policy, self.passed_over)
@@ -309,7 +309,8 @@ class Sharded:
             self._nodes().take(state.step, state.tensors(), state.facts())
         except StoreError as error:
             self._every_copy = 0
-            self._landed.append(SaveResult("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
+            failed = SaveResult(kind="failed", step=state.step, url=os.environ[MEMORY], error=str(error))
+            self._landed.append(failed)
 
     def _nodes(self) -> Memory:
         if self._memory is None:
@@ -356,7 +357,8 @@ class Sharded:
             self._last = (self._step, writer.url)
         kind: Literal["committed", "failed"] = "failed" if writer.error else "committed"
         error = writer.error or self._left() or None
-        self._landed.append(SaveResult(kind, self._step, writer.url, error, self._stall, writer.seconds))
+        result = SaveResult(kind, self._step, writer.url, error, stall_seconds=self._stall, seconds=writer.seconds)
+        self._landed.append(result)
         for fatal in FATAL:
             if writer.fatal == fatal.__name__:
                 raise fatal(writer.error)

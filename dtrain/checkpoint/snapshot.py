@@ -158,13 +158,20 @@ def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterabl
         raise StoreError(f"cannot save {name}: safetensors has no dtype for {tensor.dtype}")
     shape, size = tuple(tensor.shape), tensor.numel() * tensor.dtype.itemsize
     if size <= limit or not shape:
-        yield Piece(name, name, shape, tuple(offset), tensor.dtype, None)
+        yield Piece(name=name, key=name, shape=shape, offset=tuple(offset), dtype=tensor.dtype, rows=None)
         return
     step = max(1, limit * shape[0] // size)
     for first in range(0, shape[0], step):
         last = min(first + step, shape[0])
         at = (offset[0] + first, *offset[1:])
-        yield Piece(name, f"{name}@{at[0]}", (last - first, *shape[1:]), at, tensor.dtype, (first, last))
+        yield Piece(
+            name=name,
+            key=f"{name}@{at[0]}",
+            shape=(last - first, *shape[1:]),
+            offset=at,
+            dtype=tensor.dtype,
+            rows=(first, last),
+        )
 
 
 def _memory(size: int, *, pinned: bool) -> Tensor:

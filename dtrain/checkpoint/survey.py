@@ -77,12 +77,16 @@ def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
 def _look(listed: listing.Attempt) -> Attempt:
     url, begun, size = listed.url, _begun(listed.name), sum(listed.files.values())
     if not listed.is_committed:
-        return Attempt(listed, "uncommitted", None, "", size, begun, {})
+        return Attempt(listed=listed, status="uncommitted", commit=None, fault="", size=size, begun=begun, scores={})
     try:
         commit = commits.read(url, listed.files)
     except commits.DamagedError as error:
-        return Attempt(listed, "damaged", None, str(error), size, begun, {})
-    return Attempt(listed, "valid", commit, "", size, begun, listing.scores_of(listed))
+        return Attempt(
+            listed=listed, status="damaged", commit=None, fault=str(error), size=size, begun=begun, scores={}
+        )
+    return Attempt(
+        listed=listed, status="valid", commit=commit, fault="", size=size, begun=begun, scores=listing.scores_of(listed)
+    )
 
 
 def _begun(name: str) -> datetime.datetime | None:

@@ -44,8 +44,8 @@ class SaveResult:
     step: int
     url: str
     error: str | None
-    stall_seconds: float
-    seconds: float
+    stall_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class CheckpointWriter:

@@ -114,7 +114,16 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     # each rank may see its own GPU only, as under srun --gpus-per-task=1
     count = outer.local_world if outer and outer.local_world and len(gpus) == 1 else len(gpus)
     memory, capability = min(gpu.memory for gpu in gpus), min(gpu.capability for gpu in gpus)
-    return Cluster(count, cpus, outer, memory, gpus[0].name, capability, wanted, devices)
+    return Cluster(
+        gpus=count,
+        cpus=cpus,
+        external=outer,
+        memory=memory,
+        gpu=gpus[0].name,
+        capability=capability,
+        threads=wanted,
+        devices=devices,
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,14 @@ def _listed() -> list[GPU] | None:
     rows = _query(f"{fields},mig.mode.current,compute_cap") or _query(fields)  # for drivers before 2021
     try:
         gpus = [
-            GPU(index, uuid, int(memory) << 20, name, float(rest[-1] if rest else 0), "Enabled" in rest)
+            GPU(
+                index=index,
+                uuid=uuid,
+                memory=int(memory) << 20,
+                name=name,
+                capability=float(rest[-1] if rest else 0),
+                divided="Enabled" in rest,
+            )
             for index, uuid, memory, name, *rest in rows
         ]
         return gpus or None

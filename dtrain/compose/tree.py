@@ -42,9 +42,16 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
         and word.value != _own_target(word.key, choices, options, node)
     )
     return Vocabulary(
-        options, choices, targets, node, bool(searchpath), own.refused, own.files,
-        strangers=strangers(words), trusted=trusted(words),
-    )  # fmt: skip
+        options=options,
+        choices=choices,
+        targets=targets,
+        load=node,
+        foreign=bool(searchpath),
+        refused=own.refused,
+        files=own.files,
+        strangers=strangers(words),
+        trusted=trusted(words),
+    )
 
 
 def _own_target(

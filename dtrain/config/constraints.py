@@ -192,7 +192,14 @@ def _alternative(text: str) -> Kind:
     if not match:
         return text
     low, high = float(match["low"] or -math.inf), float(match["high"] or math.inf)
-    return Range(match["kind"] == "int", low, high, match["over"] == ">", match["under"] == "<", match["unit"] or "")
+    return Range(
+        whole=match["kind"] == "int",
+        low=low,
+        high=high,
+        above=match["over"] == ">",
+        below=match["under"] == "<",
+        unit=match["unit"] or "",
+    )
 
 
 def kinds(allowed: Any) -> tuple[Kind, ...]:

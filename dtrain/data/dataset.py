@@ -96,9 +96,10 @@ class Dataset:
             raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
         _check_functions(collate, transform)
         keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
-        named = [name for name in (*masks, *names(keys[0])) if name in MASKS]
-        named = [] if pad is None else [*dict.fromkeys(named)]
-        self._samples = Samples(dataset, keys, pad, length, collate, transform, held, where, named, near)
+        named = [*dict.fromkeys(name for name in (*masks, *names(keys[0])) if name in MASKS and pad is not None)]
+        self._samples = Samples(
+            dataset, keys, pad, length, collate, transform=transform, held=held, where=where, masks=named, near=near
+        )
         self._beside: str | None = None
         self._fractions = frozenset[str]()
         self._keys_named = inputs is not None or targets is not None

@@ -167,7 +167,7 @@ def build(
     sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     channels = 3 if colors == "rgb" else 1
     mean, std = _norm(normalize, channels)
-    form = Form(sides, channels, fit, centre, mean, std, tuple(scale))
+    form = Form(size=sides, channels=channels, fit=fit, centre=centre, mean=mean, std=std, scale=tuple(scale))
     where = folder(cache)
     images = records.opened(format, path, where, image=image, label=label)
     held = None if holdout_path is None else records.opened(format, holdout_path, where, image=image, label=label)
@@ -182,7 +182,8 @@ def _split(images: Records, holdout: float) -> Split:
     """The images that are trained on, in blocks if they are read so."""
     if images.blocks is None:
         return Scattered.of(len(images), holdout)
-    return Blocks(*images.blocks, holdout)
+    sizes, weights = images.blocks
+    return Blocks(sizes, weights, holdout)
 
 
 def _norm(normalize: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -50,7 +50,14 @@ def measure(plan: Plan) -> Result:
         for facts, now in zip(ranks, mesh.gather(time.time()), strict=True):
             facts["clock"] = now
         links = [row for name, group in groups(mesh) for row in rows(mesh, name, group)]
-        return Result("finished", 0, None, time.perf_counter() - began, {"links": links, "ranks": ranks}, versions())
+        return Result(
+            status="finished",
+            step=0,
+            loss=None,
+            wall_seconds=time.perf_counter() - began,
+            metrics={"links": links, "ranks": ranks},
+            versions=versions(),
+        )
 
 
 def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:

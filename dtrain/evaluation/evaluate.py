@@ -29,5 +29,10 @@ def evaluate(plan: Plan) -> Result:
             tell=screen.say if parts.mesh.rank == 0 else lambda text: None,
         )  # fmt: skip
     return Result(
-        "finished", commit["step"], metrics.get("eval_loss"), time.perf_counter() - began, metrics, versions()
+        status="finished",
+        step=commit["step"],
+        loss=metrics.get("eval_loss"),
+        wall_seconds=time.perf_counter() - began,
+        metrics=metrics,
+        versions=versions(),
     )

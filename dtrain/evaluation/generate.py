@@ -65,7 +65,14 @@ def generate(plan: Plan) -> Result:
             rows = [json.dumps(prompts.row_of(*row), ensure_ascii=False) for row in zip(asked, texts, strict=True)]
             store.write(given["to"], ("\n".join(rows) + "\n").encode())
     text: Any = texts if given["prompts"] else texts[0]
-    return Result("finished", commit["step"], None, time.perf_counter() - began, {"text": text}, versions())
+    return Result(
+        status="finished",
+        step=commit["step"],
+        loss=None,
+        wall_seconds=time.perf_counter() - began,
+        metrics={"text": text},
+        versions=versions(),
+    )
 
 
 def _encoded(source: Any, asked: Sequence[Prompt], is_chat: bool) -> tuple[list[list[int]], set[int]]:

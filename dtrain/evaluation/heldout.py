@@ -124,7 +124,7 @@ def evaluate(
             mine = indices[:1] if idle else indices[begin : begin + microbatch]
             batch = _taken(source, mine, limits, objective)
             if context or (mesh.shape.tp > 1 and start == 0):
-                check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
+                check(model, objective, to_device(batch, mesh.device), context, mesh=mesh, precision=precision)
             batch = context.split(batch) if context else batch
             count += 0 if idle else counted(objective, batch)
             batch = to_device(batch, mesh.device)

@@ -122,9 +122,19 @@ class Observers:
                 continue
             self._log.flush()
             info = StepInfo(
-                step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward,
-                self._whole_model, self._whole_weights, epochs(self._source, seen),
-            )  # fmt: skip
+                step=step,
+                steps=plan.steps,
+                seen=seen,
+                seed=plan.seed,
+                loss=loss.sums["loss"],
+                norm=norm,
+                lr=lr,
+                source=self._source,
+                forward=self._forward,
+                model=self._whole_model,
+                weights=self._whole_weights,
+                epoch=epochs(self._source, seen),
+            )
             with kept(), self._log.spent.of("other"):
                 returned = plain(hook(info), name)
             self._log.saw(step, name, returned)

@@ -104,7 +104,18 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
         {name.removeprefix("model."): each[name] for name in model if name in each} for each in (ours, theirs, others)
     )
     floor = SMALL * _rms(model.values())
-    return [*rows, _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), floor)]
+    return [
+        *rows,
+        _tensors(
+            "weights",
+            allowed=allowed["weights"],
+            here=ours,
+            there=theirs,
+            beside=others,
+            quiet=quiet or set(),
+            floor=floor,
+        ),
+    ]
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
@@ -141,7 +152,9 @@ def first(out: str) -> First | None:
     for rank, note in enumerate(notes):
         samples |= {(rank, place): (sample, digest) for place, sample, digest in note["samples"]}
     drawn = sorted({name for note in notes for name in note["drawn"]})
-    return First(notes[0]["step"], drawn, gradients, updates, weights, samples)
+    return First(
+        step=notes[0]["step"], drawn=drawn, gradients=gradients, updates=updates, weights=weights, samples=samples
+    )
 
 
 def other_sample(asked: str, one: str) -> tuple[int, int] | None:
@@ -174,12 +187,29 @@ def _first_rows(
     floor = 1e-6 * _rms(there.gradients.values())
     others = beside.gradients if beside else {}
     yield _tensors(
-        "gradients", allowed["gradients"], here.gradients, there.gradients, others, quiet, floor, step=there.step
+        "gradients",
+        allowed=allowed["gradients"],
+        here=here.gradients,
+        there=there.gradients,
+        beside=others,
+        quiet=quiet,
+        floor=floor,
+        step=there.step,
     )
     if "updates" in allowed:
         ours, theirs, more = (_clear(each, there) if each else {} for each in (here, there, beside))
         lost = {name: _rms([weight]) * torch.finfo(torch.float32).eps for name, weight in there.weights.items()}
-        yield _tensors("updates", allowed["updates"], ours, theirs, more, quiet, 0.0, lost=lost, step=there.step)
+        yield _tensors(
+            "updates",
+            allowed=allowed["updates"],
+            here=ours,
+            there=theirs,
+            beside=more,
+            quiet=quiet,
+            floor=0.0,
+            lost=lost,
+            step=there.step,
+        )
 
 
 def _clear(record: First, there: First) -> dict[str, Tensor]:
@@ -239,7 +269,15 @@ def _worst(
     first = next((place for place, difference in listed if not difference <= allowed), None)
     if first and first.startswith("step "):
         step = int(first.removeprefix("step "))
-    return Row(quantity, worst, where, allowed, first, step if first else None, **counts)
+    return Row(
+        quantity=quantity,
+        difference=worst,
+        where=where,
+        allowed=allowed,
+        first=first,
+        step=step if first else None,
+        **counts,
+    )
 
 
 def _rows(out: str) -> dict[int, dict[str, Any]]:

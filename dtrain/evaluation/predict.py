@@ -84,7 +84,15 @@ def predict(plan: Plan) -> Result:
             mesh.on_rank_0("write predictions", lambda: sink.finish(facts, count))
     metrics = {"rows": min(number * per, len(index)), "to": to}
     status: Status = "finished" if number == count else stop.status
-    return Result(status, commit["step"], None, time.perf_counter() - began, metrics, versions(), stop.cause)
+    return Result(
+        status=status,
+        step=commit["step"],
+        loss=None,
+        wall_seconds=time.perf_counter() - began,
+        metrics=metrics,
+        versions=versions(),
+        reason=stop.cause,
+    )
 
 
 def columns_of(

@@ -122,7 +122,14 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | N
                     (unlabelled(path, folders, others), []) if label is None else listed(path, folders, others)
                 )
                 outputs = len(classes)
-            facts = _written(stem, path, entries, classes, outputs, {"folders": folders, "others": _said(others)})
+            facts = _written(
+                stem,
+                path,
+                entries,
+                classes=classes,
+                outputs=outputs,
+                beside={"folders": folders, "others": _said(others)},
+            )
     return Images(root_of(path), facts, f"{stem}-{facts['key']}")
 
 

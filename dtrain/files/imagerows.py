@@ -131,12 +131,12 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str | N
             np.save(out, np.array(numbers, np.int64))
         part.replace(f"{stem}.npy")
         about = {"classes": classes, "outputs": outputs, "sha256": digest.hexdigest()}
-        ImageRows(format, urls, image, cache, about, f"{stem}.npy").check()
+        ImageRows(format=format, urls=urls, image=image, cache=cache, facts=about, beside=f"{stem}.npy").check()
         return {**about, "sizes": [len(numbers)], "kinds": {}}
 
     how = ["imagerows", image, label, digest.hexdigest()]
     facts, stem = rowindex.kept(cache, urls[0], how, made, [".npy"])
-    return ImageRows(format, urls, image, cache, facts, f"{stem}.npy")
+    return ImageRows(format=format, urls=urls, image=image, cache=cache, facts=facts, beside=f"{stem}.npy")
 
 
 def _format(path: str) -> str | None:

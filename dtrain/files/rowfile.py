@@ -97,7 +97,9 @@ class Reader:
                 return arrowfile.ArrowFile(url, columns, self.cache, self.raw)
             if self.format == "parquet":
                 return parquetfile.ParquetFile(url, columns, self.cache, groups, self.raw)
-            return linefile.LineFile(url, self._form, columns, self.cache, self.raw, alone)
+            return linefile.LineFile(
+                url=url, form=self._form, columns=columns, cache=self.cache, raw=self.raw, alone=alone
+            )
 
         with ThreadPoolExecutor(STREAMS) as pool:
             files = list(pool.map(one, urls))

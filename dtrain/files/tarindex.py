@@ -123,7 +123,12 @@ def opened(path: str | Sequence[str], cache: Path, *, image: str, label: str) ->
     numbers, classes, outputs = numbered(labels, f"data.path={path}: {label}")
     codes = np.split(np.array(numbers), np.cumsum([len(each["labels"]) for each in facts])[:-1])
     return Shards(
-        urls, facts, [str(stem) for _, stem in made], classes or outputs, [each.tolist() for each in codes], unread
+        urls=urls,
+        facts=facts,
+        stems=[str(stem) for _, stem in made],
+        classes=classes or outputs,
+        codes=[each.tolist() for each in codes],
+        notes=unread,
     )
 
 

@@ -100,10 +100,18 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     frames = list(walk_tb(error.__traceback__))
     sentence = text.splitlines()[0] if text else ""
     return {
-        **_who(rank), "step": 0, "kind": kind, "error": sentence, "message": message, "exit_code": code, **_known,
-        "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames),
+        **_who(rank),
+        "step": 0,
+        "kind": kind,
+        "error": sentence,
+        "message": message,
+        "exit_code": code,
+        **_known,
+        "where": sent(error) or own(frames),
+        "microbatch": microbatch(frames),
+        "collective": collective(frames),
         "stack": lines(frames),
-    }  # fmt: skip
+    }
 
 
 def computes_on(gpu: int) -> None:
@@ -212,9 +220,13 @@ def save(out: str, facts: Mapping[str, Any]) -> None:
 def of_spike(result: Result) -> dict[str, Any]:
     """failure.json of a run that a spike ended."""
     return {
-        **_who(0), "step": result.step, "kind": "spike", "error": result.reason, "message": result.reason,
+        **_who(0),
+        "step": result.step,
+        "kind": "spike",
+        "error": result.reason,
+        "message": result.reason,
         "exit_code": result.exit_code,
-    }  # fmt: skip
+    }
 
 
 def explain(folder: Path) -> Failure:
@@ -228,7 +240,9 @@ def explain(folder: Path) -> Failure:
 
 def _explain(folder: Path) -> Failure:
     evidence = Evidence(
-        began=_read(folder, "began"), failures=failures(folder), reports=_read(folder, "report"),
+        began=_read(folder, "began"),
+        failures=failures(folder),
+        reports=_read(folder, "report"),
         ended=_read(folder, "ended"),
         lost=[json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("lost-*.json"))],
         stacks={
@@ -237,11 +251,12 @@ def _explain(folder: Path) -> Failure:
         },
         steps={
             int(path.name.split("-")[1]): STEP.unpack(path.read_bytes())
-            for path in folder.glob("step-*") if path.stat().st_size == STEP.size
+            for path in folder.glob("step-*")
+            if path.stat().st_size == STEP.size
         },
         gpus=_read(folder, "gpu"),
         xids=[one for _, report in sorted(_read(folder, "xids").items()) for one in report["xids"]],
-    )  # fmt: skip
+    )
     return describe(*find(evidence))
 
 

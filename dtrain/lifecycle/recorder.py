@@ -60,10 +60,13 @@ def _call(entry: Mapping[str, Any]) -> dict[str, Any]:
     state = "completed" if library == "gloo" and entry["retired"] else entry["state"]  # gloo records no events
     number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
     return {
-        "call": name.removeprefix("_").removesuffix("_base")[:LETTERS], "number": int(number), "state": str(state),
+        "call": name.removeprefix("_").removesuffix("_base")[:LETTERS],
+        "number": int(number),
+        "state": str(state),
         "library": library[:LETTERS],
-        "between_two": bool(entry["is_p2p"]), "sizes": entry["input_sizes"][:TENSORS],
-    }  # fmt: skip
+        "between_two": bool(entry["is_p2p"]),
+        "sizes": entry["input_sizes"][:TENSORS],
+    }
 
 
 def _reported(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

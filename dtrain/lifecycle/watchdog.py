@@ -191,11 +191,14 @@ class Watchdog:
         if self._folder and where and where.startswith(DATA) and (loading := loaders.reader(self._folder)):
             where, stack = loading[0], [*stack, *loading[1]]
         return {
-            **self._position(), "where": where, "microbatch": stacks.microbatch(main),
+            **self._position(),
+            "where": where,
+            "microbatch": stacks.microbatch(main),
             "collective": stacks.collective(main),
-            "threads": stacks.others(self._main, leave_out=[threading.get_ident()]), "stack": stack,
+            "threads": stacks.others(self._main, leave_out=[threading.get_ident()]),
+            "stack": stack,
             "calls": recorder.calls(_labels()),
-        }  # fmt: skip
+        }
 
     def _position(self) -> dict[str, Any]:
         samples = [self._seen, self._seen + self._batch - 1] if self._in_step else None

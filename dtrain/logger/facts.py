@@ -29,7 +29,16 @@ def facts(plan: Plan, *, rows: str = "", events: str = "") -> Facts:
     swept = _swept(root)
     own = " ".join(f"{key}={words[key]}" for key in swept or () if key in words)
     group = root.rpartition("/")[2] if swept is not None else ""
-    return Facts(own or name, group, plan.out, clean(words), settings(plan), plan.log_every, rows, events)
+    return Facts(
+        name=own or name,
+        group=group,
+        out=plan.out,
+        words=clean(words),
+        settings=settings(plan),
+        every=plan.log_every,
+        rows=rows,
+        events=events,
+    )
 
 
 def settings(plan: Plan) -> dict[str, Any]:

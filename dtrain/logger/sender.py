@@ -106,9 +106,15 @@ class Sender:
                 facts["out"], tracker.word, {**there, "id": identity, "arguments": tracker.arguments(), "facts": facts}
             )
             self._run = Run(
-                identity, tracker.name or facts["name"], tracker.group or facts["group"], [*tracker.tags],
-                facts["out"], facts["settings"], facts["words"], dict(there.get("known") or {}),
-            )  # fmt: skip
+                id=identity,
+                name=tracker.name or facts["name"],
+                group=tracker.group or facts["group"],
+                tags=[*tracker.tags],
+                out=facts["out"],
+                settings=facts["settings"],
+                words=facts["words"],
+                known=dict(there.get("known") or {}),
+            )
         if self._undone is not None:
             tracker.forget(self._undone)
             self._undone = None

@@ -177,11 +177,22 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
     context = context_of(mesh, plan.context["attention"])
     reference = None
     if judged:
-        reference = reference_of(plan, mesh, facts, objective, precision, (model, forward))
+        reference = reference_of(plan, mesh, facts, objective=objective, precision=precision, trained=(model, forward))
     parts = Parts(
-        plan, mesh, precision, strategy, objective, source, context, parameters, trained, model, forward, reference,
-        beside,
-    )  # fmt: skip
+        plan=plan,
+        mesh=mesh,
+        precision=precision,
+        strategy=strategy,
+        objective=objective,
+        source=source,
+        context=context,
+        parameters=parameters,
+        trained=trained,
+        model=model,
+        forward=forward,
+        reference=reference,
+        beside=beside,
+    )
     parts.like_trained(source)
     return parts
 

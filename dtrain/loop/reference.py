@@ -148,7 +148,14 @@ class Teacher(Frozen):
                 f"objective.teacher={self.place}: its {own_class(self.model).__name__} takes no {', '.join(lacking)}, "
                 "which the data gives. Name other data.inputs, or another teacher."
             )
-        check(self._forward, self._objective, batch, None, self._mesh, self._precision)
+        check(
+            self._forward,
+            objective=self._objective,
+            batch=batch,
+            context=None,
+            mesh=self._mesh,
+            precision=self._precision,
+        )
 
     def _fill(self, checkpoint: Checkpoint, state: TrainState) -> str | None:
         checkpoint.load_weights(self.place, TrainState(self.model))

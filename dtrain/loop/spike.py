@@ -189,7 +189,12 @@ class SpikeDetector:
             return None
         limits = self._limits()
         bad = not (norm <= limits[0] and -LARGEST <= total <= limits[1] * count)
-        return self._hear(PendingStep(step, first, loss, limits, torch.empty(0), None), norm, total, bad=bad)
+        return self._hear(
+            PendingStep(step=step, first=first, loss=loss, limits=limits, values=torch.empty(0), copied=None),
+            norm,
+            total,
+            bad=bad,
+        )
 
     def _judge_later(self, step: int, first: int, loss: StepLoss, norm: Tensor, total: Tensor | None) -> None:
         """Let the device decide; the host reads the copy when it has arrived."""
@@ -207,7 +212,7 @@ class SpikeDetector:
         if device.type != "cpu":
             copied = torch.Event(device)
             copied.record()
-        self._pending.append(PendingStep(step, first, loss, limits, copy, copied))
+        self._pending.append(PendingStep(step=step, first=first, loss=loss, limits=limits, values=copy, copied=copied))
 
     def _hear(self, step: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Add a step's numbers to the window, or return that they are a spike."""

@@ -102,7 +102,7 @@ def make_step(
         news.begin()
         compile.begin()
         if context or not shapes:
-            check(model, objective, share.microbatches[0], context, mesh, precision)
+            check(model, objective, batch=share.microbatches[0], context=context, mesh=mesh, precision=precision)
         seeds.reseed(seed, number, mesh.batch_rank)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         scale, sums = _scale(precision, mesh, share.count), dict[str, Tensor]()

@@ -83,9 +83,11 @@ def _fill_each(wanted: Mapping[str, tuple[nn.Parameter, Init]], seed: int) -> No
             while waiting and sum(size for size, _ in waiting) + numbers > AHEAD:
                 waiting.popleft()[1].result()
             if threads == 1:
-                _fill(init, seed, name, parameter.shape, target, where)
+                _fill(init, seed, name, shape=parameter.shape, target=target, where=where)
             else:
-                waiting.append((numbers, pool.submit(_fill, init, seed, name, parameter.shape, target, where)))
+                waiting.append(
+                    (numbers, pool.submit(_fill, init, seed, name, shape=parameter.shape, target=target, where=where))
+                )
         for _, future in waiting:
             future.result()
 

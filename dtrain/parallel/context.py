@@ -141,13 +141,13 @@ class Context:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.method == "ulysses":
             lengths = None if attn_mask is None else self._of_all(attn_mask, _lengths)
-            return self._by_heads(query, key, value, is_causal, scale, lengths)
+            return self._by_heads(query, key, value, causal=is_causal, scale=scale, lengths=lengths)
         place = ring.Ring(self.group, self.rank, self.size)
         if attn_mask is None:
             pieces = ring.pieces_of(place, query.shape[2], is_causal)
         else:
             pieces = self._of_all(attn_mask, partial(_pieces, place))
-        return ring.attention(query, key, value, pieces, scale, place)
+        return ring.attention(query, key, value, pieces=pieces, scale=scale, ring=place)
 
     @contextmanager
     def active(self) -> Iterator[None]:

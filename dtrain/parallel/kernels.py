@@ -12,7 +12,7 @@ All of them need memory linear in the tokens. Shapes: B batch, H heads, K key-va
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,16 +25,22 @@ HIDDEN = float("-inf")
 aten: Any = torch.ops.aten
 
 
-class Kernel(NamedTuple):
-    """`forward(q_BHTD, k_BKSD, v_BKSD, causal, scale)` -> (output [B, H, T, D], logarithms of its sums [B, H, T]).
-
-    `backward(gradient_BHTD, q, k, v, output, logarithms, causal, scale)` -> gradients of q, k and v from one block,
-    given output and logarithms over all blocks.
+class Backward(Protocol):
+    """Gradients of q, k and v from one block, given the gradient of the output [B, H, T, D], and the output `out` and
+    the logarithms `lse` over all blocks.
     """
+
+    def __call__(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class Kernel(NamedTuple):
+    """`forward(q_BHTD, k_BKSD, v_BKSD, causal, scale)` -> (output [B, H, T, D], logarithms of its sums [B, H, T])."""
 
     name: str
     forward: Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor, Tensor]]
+    backward: Backward
 
 
 def kernel_of(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Kernel:
@@ -57,7 +63,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
 
 
 def _flash_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     state = torch.empty(0, dtype=torch.int64, device=q.device)  # of the generator, for dropout
     lengths = None, None, q.shape[2], k.shape[2]  # the first two: of rows of several lengths
@@ -74,7 +80,7 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> t
 
 
 def _efficient_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     K, (k, v) = k.shape[1], (_each_head(x, q.shape[1]) for x in (k, v))
     state = torch.empty((), dtype=torch.int64, device=q.device)
@@ -92,7 +98,7 @@ def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[T
 
 
 def _cpu_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     K, (k, v) = k.shape[1], (_each_head(x, q.shape[1]) for x in (k, v))
     given = *map(_dense, (gradient, q, k, v, out)), lse, 0.0, causal
@@ -112,7 +118,7 @@ def _products(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tu
 
 
 def _products_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The equations are those of FlashAttention-2, arXiv 2307.08691."""
     delta = (gradient.to(lse.dtype) * out).sum(-1)

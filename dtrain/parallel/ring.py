@@ -149,7 +149,8 @@ class _Ring(torch.autograd.Function):
                 for rows, queries, keys, causal in ctx.pieces[source]:
                     gradient, q, out, logs = (x[rows, :, queries] for x in (gradient_BHTD, q_BHTD, out_BHTD, lse))
                     block = q, k[rows, :, keys], v[rows, :, keys]
-                    parts.append(ctx.kernel.backward(gradient, *block, out, logs, causal, ctx.scale))
+                    part = ctx.kernel.backward(gradient, *block, out=out, lse=logs, causal=causal, scale=ctx.scale)
+                    parts.append(part)
                 sums = moving.wait() if moving else sums
                 for (rows, queries, keys, _), part in zip(ctx.pieces[source], parts, strict=True):
                     for whole, add, tokens in zip((dq, *sums), part, (queries, keys, keys), strict=True):

@@ -95,13 +95,24 @@ class ActivationModel:
         }
         peak_live, saved["transient"], making = self._peak_live(out)
         return Block(
-            self.name, count, listed, tuple(self.weights), saved, peak_live, self.work, self.backward_work,
-            self.attention_work,
-            self.work + self.attention_work - self._tail, round(out.numbers),
-            (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
-            tuple(self.attentions), tuple(self.mixtures), high=self._high, making=making,
+            name=self.name,
+            count=count,
+            listed=listed,
+            weights=tuple(self.weights),
+            saved=saved,
+            peak_live=peak_live,
+            work=self.work,
+            backward_work=self.backward_work,
+            attention_work=self.attention_work,
+            recompute_work=self.work + self.attention_work - self._tail,
+            passes=round(out.numbers),
+            splits=(*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
+            attention=tuple(self.attentions),
+            experts=tuple(self.mixtures),
+            high=self._high,
+            making=making,
             operators=len(self._steps) + sum(3 * each.count for each in self.mixtures),
-        )  # fmt: skip
+        )
 
     # operators
 
@@ -118,7 +129,9 @@ class ActivationModel:
         """Record one operator. `deferred_wgrad`: it has a weight, whose gradient is computed from that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
         self._deferred_wgrad += [out] * deferred_wgrad
-        self._steps.append(Step(tuple(inputs), out, saved, passed, tuple(temporary), weight))
+        self._steps.append(
+            Step(inputs=tuple(inputs), out=out, saved=saved, passed=passed, temporary=tuple(temporary), weight=weight)
+        )
         self._tail = 0 if saved else self._tail
         return out
 

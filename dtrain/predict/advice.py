@@ -110,10 +110,12 @@ def _milder(ladders: list[list[tuple[str, ...]]], best: Change, attempt: Try) ->
 STRENGTH: Mapping[str, Callable[[Part], Any]] = {
     "remat": lambda part: 0 if "share" in part else ("all", "products", "inputs").index(fact(part, "keeps")),
     "strategy": lambda part: (
-        fact(part, "holds") == "shards", fact(part, "reshard") == "forward", fact(part, "reduce") == "every",
+        fact(part, "holds") == "shards",
+        fact(part, "reshard") == "forward",
+        fact(part, "reduce") == "every",
     ),
     "precision": lambda part: tuple(-BYTES[fact(part, name)] for name in ("param", "compute")),
-}  # fmt: skip
+}
 """Group -> sort key of its words: the larger, the more memory a word saves."""
 
 
@@ -128,7 +130,7 @@ def _stronger(group: str, now: Part) -> list[str]:
 
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     """One list of changes per kind, from mild to strong. Kinds that leave the results unchanged come first."""
-    micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
+    micro, mesh, cuda = plan.batch.microbatch, plan.mesh, plan.device == "cuda"
     remats, strategies, precisions = (_stronger(group, getattr(plan, group)) for group in STRENGTH)
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
     split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
@@ -140,16 +142,20 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     tensor: list[tuple[str, ...]] = [split] if split and mesh.tp > 1 else []
     if degrees["tp"]:
         tensor = [*degrees["tp"], (*degrees["tp"][-1], *split)]
-    layout: list[list[tuple[str, ...]]] = [] if _is_searched(plan) else [
-        [(f"remat={name}",) for name in remats],
-        [("strategy.reduce=every",)] if last and mesh.pp == 1 else [],
-        [(f"strategy={name}",) for name in strategies],
-        tensor,
-        degrees["cp"],
-        [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
-        [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
-        [("strategy.offload=cpu",)] if not holding.cpu and cuda else [],
-    ]  # fmt: skip
+    layout: list[list[tuple[str, ...]]] = (
+        []
+        if _is_searched(plan)
+        else [
+            [(f"remat={name}",) for name in remats],
+            [("strategy.reduce=every",)] if last and mesh.pp == 1 else [],
+            [(f"strategy={name}",) for name in strategies],
+            tensor,
+            degrees["cp"],
+            [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
+            [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
+            [("strategy.offload=cpu",)] if not holding_of(plan).cpu and cuda else [],
+        ]
+    )
     return [
         [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
         *layout,

@@ -64,10 +64,10 @@ class Bounds:
 
     def seconds(self, point: Point) -> float:
         """Seconds that a step takes at least."""
-        mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
+        mesh, count, holding = point.mesh, point.accumulate, point.holding
         axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
-        sample: Sample = known.get(work := (_sample, axes, point.options)) or self._first(work, point)
-        sent: Data = known.get(wires := (_data, axes, data)) or self._first(wires, point)
+        sample: Sample = self._known.get(work := (_sample, axes, point.options)) or self._first(work, point)
+        sent: Data = self._known.get(wires := (_data, axes, data)) or self._first(wires, point)
         launches = sample.launches * count
         spent = sample.seconds * point.microbatch * count
         busy = (spent + launches if sample.beside else max(spent, launches)) / mesh.pp
@@ -84,15 +84,15 @@ class Bounds:
 
     def memory(self, point: Point) -> float:
         """Bytes that the fullest rank holds at least."""
-        mesh, count, holding, known = point.mesh, point.accumulate, point.holding, self._known
+        mesh, count, holding = point.mesh, point.accumulate, point.holding
         axes, data = (mesh.tp, mesh.cp, mesh.ep), (mesh.dp_shard, mesh.dp_replicate, point.data)
-        sample: Sample = known.get(work := (_sample, axes, point.options)) or self._first(work, point)
-        state: Data = known.get(at_rest := (_data, axes, data)) or self._first(at_rest, point)
+        sample: Sample = self._known.get(work := (_sample, axes, point.options)) or self._first(work, point)
+        state: Data = self._known.get(at_rest := (_data, axes, data)) or self._first(at_rest, point)
         unreduced = holding.shards and (mesh.pp > 1 or (count > 1 and not holding.every))
         gradients = (state.unreduced if unreduced else state.reduced) / mesh.pp
         gathered = state.gathered if holding.shards and not holding.frees else 0.0
         few = min(count, FEW * mesh.pp)
-        part: float = known.get(pipe := (point.order, mesh.pp, few)) or self._flying(pipe)
+        part: float = self._known.get(pipe := (point.order, mesh.pp, few)) or self._flying(pipe)
         activations = sample.saved * point.microbatch * part
         both = activations + gradients if count > 1 else max(activations, gradients)
         return (state.kept + gathered) / mesh.pp + both

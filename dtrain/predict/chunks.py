@@ -56,5 +56,7 @@ def rows_of(plan: Plan, chunk: Chunk, headroom: float = HEADROOM) -> int:
         math.ceil(plan.batch.microbatch * chunk.tokens / plan.mesh.cp),
         width=chunk.numbers // max(1, chunk.vocabulary),
         vocabulary=math.ceil(chunk.vocabulary / (plan.mesh.tp if chunk.split else 1)),
-        bytes=chunk.bytes, device=plan.device, headroom=headroom,
-    )  # fmt: skip
+        bytes=chunk.bytes,
+        device=plan.device,
+        headroom=headroom,
+    )

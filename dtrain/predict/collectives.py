@@ -14,7 +14,7 @@ included.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dtrain.config.facts import fact
@@ -67,12 +67,14 @@ def of_pipeline_ranks(plan: Plan, shapes: Shapes) -> list[tuple[Call, ...]]:
 
 def _of(view: View, parts: Sequence[Callable[[View], Iterable[Call]]] = ()) -> tuple[Call, ...]:
     merged: dict[tuple[str, str, str, str], tuple[int, float]] = {}
+    first: dict[tuple[str, str, str, str], Call] = {}
     for call in (call for part in parts or PARTS for call in part(view)):
         key = (call.axis, call.kind, call.what, call.when)
         if call.calls and view.groups[call.axis].size > 1:
             calls, size = merged.get(key, (0, 0.0))
             merged[key] = calls + call.calls, size + call.bytes
-    return tuple(Call(*key[:3], *sums, key[3]) for key, sums in merged.items())
+            first.setdefault(key, call)
+    return tuple(replace(first[key], calls=calls, bytes=size) for key, (calls, size) in merged.items())
 
 
 def _data(view: View) -> Iterator[Call]:
@@ -377,11 +379,18 @@ def _loop(view: View) -> Iterator[Call]:
         yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside + told * (mesh.batch > 1)))
     counted = not fact(plan.data, "dense") and fact(plan.data, "loading") == "step"
     if counted and not plan.data.get("workers"):
-        yield Call("batch", "all_reduce", "targets that count", 1, 8, "data")
+        yield Call(axis="batch", kind="all_reduce", what="targets that count", calls=1, bytes=8, when="data")
     names = 1 + len(fact(plan.objective, "metrics", ()))
     for axis in ("batch", "pp"):
-        yield Call(axis, "all_reduce", "rows of the log", 1, 4 * names * plan.log_every, "flush")
-    yield Call("world", "all_reduce", "agreement on a stop", 1, STOP_BYTES, "agreement")
+        yield Call(
+            axis=axis,
+            kind="all_reduce",
+            what="rows of the log",
+            calls=1,
+            bytes=4 * names * plan.log_every,
+            when="flush",
+        )
+    yield Call(axis="world", kind="all_reduce", what="agreement on a stop", calls=1, bytes=STOP_BYTES, when="agreement")
 
 
 PARTS = _data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop

@@ -69,9 +69,17 @@ def shapes(plan: Plan) -> Shapes | None:
         return None
     context = plan.context["attention"] if plan.mesh.cp > 1 else ""
     run = Run(
-        flowing(plan), plan.device == "cuda", tokens, context, plan.mesh.cp, types_of(plan).param != 4, task,
-        gathered_bytes(plan), plan.objective.get("chunk", 0), again_of(plan),
-    )  # fmt: skip
+        types=flowing(plan),
+        fused=plan.device == "cuda",
+        tokens=tokens,
+        context=context,
+        ranks=plan.mesh.cp,
+        cast=types_of(plan).param != 4,
+        task=task,
+        rows=gathered_bytes(plan),
+        chunk=plan.objective.get("chunk", 0),
+        again=again_of(plan),
+    )
     return FORMULAS[formula](part, run)
 
 
@@ -110,13 +118,15 @@ def facts_of(data: Part) -> Mapping[str, Any]:
 def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
     C = part["width"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / 64)
-    return _transformer(part, run, partial(_feed_forward, "feed_forward", C, hidden, run), sequence=True)
+    feed_forward = partial(_feed_forward, name="feed_forward", width=C, hidden=hidden, run=run)
+    return _transformer(part, run, feed_forward, sequence=True)
 
 
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
-    C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
-    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
-    base = _transformer(part, run, partial(_mixture, C, hidden, E, K, shared, run), sequence=False)
+    C, E = part["width"], part["experts"]
+    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (part["active"] + part["shared"]) / 64)
+    mixture = partial(_mixture, part=part, hidden=hidden, run=run)
+    base = _transformer(part, run, mixture, sequence=False)
     bias = 4 * E * part["layers"]
     return replace(base, buffers=base.buffers + bias + 8 * E * part["layers"], saved=bias)
 
@@ -125,7 +135,8 @@ def _transformer(
     part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool
 ) -> Shapes:
     """`sequence`: norms support sequence parallelism."""
-    C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
+    C, V, T = part["width"], part["vocab"], run.tokens
+    rest = run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
     chunked = in_chunks(run.chunk, V)
@@ -147,8 +158,9 @@ def _transformer(
     blocks.append(last.block(y, listed=False))
     head = run.tape("head")
     x, returns = Value(T * C, rest, "whole"), LayoutBytes()
-    chunk = Chunk(run.chunk, T, V, run.types.compute, V * C, True) if chunked else None
+    chunk: Chunk | None = None
     if chunked:
+        chunk = Chunk(rows=run.chunk, tokens=T, vocabulary=V, bytes=run.types.compute, numbers=V * C, split=True)
         loss = head.chunked(x, V, C, rows=T, again=run.again)
     else:
         logits = head.linear(x, "", C, V, rows=T, style="colwise_gather_output", hidden=False)
@@ -157,7 +169,14 @@ def _transformer(
     if part["tied"]:
         head.weights.clear()
     blocks.append(replace(head.block(loss, listed=False), head=not part["tied"], chunk=chunk, ties=ties))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, returns)
+    return Shapes(
+        blocks=tuple(blocks),
+        tables=2 * 4 * T * (C // part["heads"]),
+        sample=16 * T,
+        tokens=T,
+        inputs=8 * T,
+        returns=returns,
+    )
 
 
 def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:
@@ -168,12 +187,12 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    shape = Attention(H, K, D, D, T, run.types.compute)
+    shape = Attention(heads=H, kv_heads=K, head=D, value=D, tokens=T, bytes=run.types.compute)
     out = tape.attention(q, k, v, shape, context=run.context, ranks=run.ranks)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
-def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: ActivationModel, x: Value) -> Value:
+def _feed_forward(tape: ActivationModel, x: Value, *, name: str, width: int, hidden: int, run: Run) -> Value:
     T = run.tokens
     gate = tape.linear(x, f"{name}.gate", width, hidden, rows=T, style="colwise", joined=True)
     up = tape.linear(x, f"{name}.up", width, hidden, rows=T, style="colwise", joined=True)
@@ -181,8 +200,9 @@ def _feed_forward(name: str, width: int, hidden: int, run: Run, tape: Activation
     return tape.linear(y, f"{name}.down", hidden, width, rows=T, style="rowwise")
 
 
-def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: ActivationModel, x: Value) -> Value:
-    T, low = run.tokens, run.types.compute
+def _mixture(tape: ActivationModel, x: Value, *, part: Mapping[str, Any], hidden: int, run: Run) -> Value:
+    C, E, K = part["width"], part["experts"], part["active"]
+    T, F, low = run.tokens, hidden, run.types.compute
     R, name = T * K, f"{tape.name}.feed_forward"
     tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
     scores = Value(T * E, 4, "whole")
@@ -199,13 +219,16 @@ def _mixture(C: int, F: int, E: int, K: int, shared: int, run: Run, tape: Activa
         for side, shape in {"gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}.items()
     ]
     tape.weights += sides
-    tape.mixtures.append(Experts(E, K, C, F, R, low))
+    tape.mixtures.append(Experts(count=E, active=K, width=C, hidden=F, rows=R, bytes=low))
     gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C, weight) for weight in sides[:2])
     y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C, sides[2])
     y = tape.op([y], Value(R * C, low, "whole"))
     wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
-    return tape.add(out, _feed_forward("feed_forward.shared", C, shared * F, run, tape, x)) if shared else out
+    if not part["shared"]:
+        return out
+    beside = _feed_forward(tape, x, name="feed_forward.shared", width=C, hidden=part["shared"] * F, run=run)
+    return tape.add(out, beside)
 
 
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -225,7 +248,10 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
     return Shapes(
-        runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, LayoutBytes(out.size)
+        blocks=runs(blocks),
+        sample=4 * inputs + _target(part["outputs"], run),
+        inputs=4 * inputs,
+        returns=LayoutBytes(out.size),
     )
 
 
@@ -233,20 +259,22 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     channels, height, width = part["inputs"]
     stem = run.tape("stem")
     x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=not run.cast)
-    x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
-    blocks.append(stem.block(x, listed=False))
+    x = _conv(stem, x, name="", inputs=channels, outputs=part["width"], size=3, area=height * width)
+    blocks = [stem.block(x, listed=False)]
     channels = part["width"]
     for number, (stage, block) in enumerate(itertools.product(range(part["stages"]), range(part["blocks"]))):
         wider, stride = part["width"] * 2**stage, 2 if stage and not block else 1
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
         x = tape.begin(Value(x.numbers, x.bytes, "whole"))
-        y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
+        y = _normed(tape, x, "norm1", channels)
+        y = _conv(tape, y, name="conv1", inputs=channels, outputs=wider, size=3, area=height * width)
         short, last = x, list[Weight]()
         if channels != wider or stride > 1:
-            short = _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+            short = _conv(tape, x, name="shortcut", inputs=channels, outputs=wider, size=1, area=height * width)
             last = [tape.weights.pop()]  # as in the model
-        y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
+        y = _normed(tape, y, "norm2", wider)
+        y = _conv(tape, y, name="conv2", inputs=wider, outputs=wider, size=3, area=height * width)
         tape.weights += last
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
@@ -255,10 +283,15 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
     size = 4 * math.prod(part["inputs"])
-    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, LayoutBytes(out.size))
+    return Shapes(
+        blocks=runs(blocks),
+        sample=size + _target(part["outputs"], run),
+        inputs=size,
+        returns=LayoutBytes(out.size),
+    )
 
 
-def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
+def _conv(tape: ActivationModel, x: Value, *, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
     whole = f"{tape.name}.{name}" if name else tape.name
     tape.weights.append(Weight(f"{whole}.weight", (outputs, inputs, size, size), product=True))
     out = Value(outputs * area, tape.types.compute, "whole")

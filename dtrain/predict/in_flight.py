@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.peak_memory import Moment, Sizes, inside, places, total
+from dtrain.predict.block_bytes import BlockBytes
+from dtrain.predict.peak_memory import Moment, inside, places, total
 from dtrain.predict.schedule import Spot, first_rounds, spots
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.state_bytes import holding_of
@@ -49,7 +50,7 @@ class Flight:
 
 
 def pipelined(
-    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[Sizes]], flights: Sequence[Flight], rank: int
+    plan: Plan, shapes: Shapes, stages: Sequence[Sequence[BlockBytes]], flights: Sequence[Flight], rank: int
 ) -> Iterator[tuple[str, Moment]]:
     """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
     keeps all blocks gathered. `flights`: of each of the stages.
@@ -57,7 +58,7 @@ def pipelined(
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     # inputs of all microbatches, concatenated
     base = {
-        "gathered blocks": total(blocks, "whole") if state.shards else 0.0,
+        "gathered blocks": total(blocks, "weights.gathered") if state.shards else 0.0,
         "inputs": shapes.inputs * plan.batch.local / plan.mesh.cp,
     }
     for moment in _in_flight(plan, flights, rank):
@@ -67,7 +68,7 @@ def pipelined(
             yield "reduction", base | moment
 
 
-def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, handed: Sequence[float]) -> Flight:
+def flight(plan: Plan, shapes: Shapes, blocks: Sequence[BlockBytes], stage: int, handed: Sequence[float]) -> Flight:
     """Memory of one microbatch in a stage of the pipeline. What comes from another rank is in a receive buffer until it
     was used; a stage on the same rank gets the tensor itself. `handed`: bytes that each stage sends to the next.
 
@@ -77,33 +78,36 @@ def flight(plan: Plan, shapes: Shapes, blocks: Sequence[Sizes], stage: int, hand
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
     returns = _returned(plan, shapes)
-    saved = total(blocks, "saved") + total(blocks, "casts")
+    saved = total(blocks, "activations.saved") + total(blocks, "weights.casts")
+    computed, accumulated = total(blocks, "gradients.computed"), total(blocks, "gradients.accumulated")
+    deferred, end = total(blocks, "activations.deferred_wgrad"), blocks[-1].activations
     first_spots, later_spots = list[tuple[float, float]](), list[tuple[float, float]]()
     for place in places(blocks):
         live, block = sum(inside(place).values()) - saved, place.block
         if not last and not total(place.behind, "count"):
             live -= handed[stage]  # the gradient of the output was received
-        first_spots.append((live, total(place.behind, "summed") + block.largest))
+        made = block.gradients
+        first_spots.append((live, total(place.behind, "gradients.accumulated") + made.largest))
         # FSDP2 converts the gradients of a block together
-        later_spots.append((live, block.largest if block.made == block.summed else block.made))
-    first_spots.append((blocks[0].saved_input * 2 - saved, total(blocks, "summed")))
+        later_spots.append((live, made.largest if made.computed == made.accumulated else made.computed))
+    first_spots.append((blocks[0].activations.saved_input * 2 - saved, accumulated))
     before = not first and owners[stage - 1] != owners[stage]
-    own = 0.0 if first else blocks[0].saved_input
+    own = 0.0 if first else blocks[0].activations.saved_input
     given = max(own, handed[stage - 1]) if before else 0.0
     return Flight(
-        given,
-        saved + returns * last + given - own,
-        0.0 if last else max(0.0, handed[stage] - blocks[-1].saved_output),
-        0.0 if last else handed[stage],
-        max(first_spots, key=sum),
-        max(later_spots, key=sum),
-        total(blocks, "summed"),
-        handed[stage - 1] if before else 0.0,
-        0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
-        max(size.transient for size in blocks),
-        blocks[-1].peak_live - blocks[-1].saved if last and shapes.blocks[-1].chunk else 0.0,
-        0.0 if first or total(blocks, "made") == total(blocks, "summed") else total(blocks, "made"),
-        first,
+        given=given,
+        saved=saved + returns * last + given - own,
+        sent=0.0 if last else max(0.0, handed[stage] - end.saved_output),
+        received=0.0 if last else handed[stage],
+        first=max(first_spots, key=sum),
+        later=max(later_spots, key=sum),
+        gradients=accumulated,
+        returned=handed[stage - 1] if before else 0.0,
+        left=0.0 if first else deferred - end.ends - returns * last,
+        inner=max(size.activations.transient for size in blocks),
+        rerun=end.peak_live - end.saved if last and shapes.blocks[-1].chunk else 0.0,
+        narrow=0.0 if first or computed == accumulated else computed,
+        leads=first,
     )
 
 
@@ -117,21 +121,23 @@ def _returned(plan: Plan, shapes: Shapes) -> float:
     return shapes.returns.of(plan) * plan.batch.microbatch
 
 
-def _reductions(stages: Sequence[Sequence[Sizes]], buffers: int) -> Iterator[Moment]:
+def _reductions(stages: Sequence[Sequence[BlockBytes]], buffers: int) -> Iterator[Moment]:
     """Memory while the gradients of one unit after the other are reduced, the last stage's first, of a stage those of
     the root. A unit is freed before, and its gradients are in `buffers`: gloo reduces a copy of what is sent.
     """
     left = [size for stage in stages for size in stage]
-    whole, summed, done = total(left, "whole"), total(left, "summed"), 0.0
+    whole, summed, done = total(left, "weights.gathered"), total(left, "gradients.accumulated"), 0.0
     for stage in reversed(stages):
         for unit in ([size for size in stage if not size.unit], *([size] for size in stage if size.unit)):
             one = [replace(size, count=min(1, size.count)) for size in unit]
+            sent = buffers * total(one, "gradients.sent")
             yield {
-                "gathered blocks": whole - total(one, "whole"), "gradients": summed,
-                "gradients on their way": buffers * total(one, "sent") + done + total(one, "end"),
-            }  # fmt: skip
-            whole, summed = whole - total(unit, "whole"), summed - total(unit, "summed")
-            done += total(unit, "end")
+                "gathered blocks": whole - total(one, "weights.gathered"),
+                "gradients": summed,
+                "gradients on their way": sent + done + total(one, "gradients.reduced"),
+            }
+            whole, summed = whole - total(unit, "weights.gathered"), summed - total(unit, "gradients.accumulated")
+            done += total(unit, "gradients.reduced")
 
 
 def _in_flight(plan: Plan, flights: Sequence[Flight], rank: int) -> Iterator[Moment]:
@@ -166,7 +172,7 @@ def _all_in_flight(count: int, flights: Sequence[Flight]) -> Iterator[Moment]:
         here = flights[place]
         for done in {0, min(1, count - 1)}:
             begun = tuple(other > place - done for other in range(len(flights)))
-            spot = Spot("B", place, (), begun, begun, (False,) * len(flights))
+            spot = Spot(kind="B", place=place, counts=(), begun=begun, added=begun, apart=(False,) * len(flights))
             yield _backward(flights, spot, flying - done * (here.saved + here.sent) + here.received)
         flying -= count * (here.saved + here.sent)
 
@@ -183,11 +189,12 @@ def _backward(flights: Sequence[Flight], spot: Spot, flying: float) -> Moment:
         live, way = max(live, here.left + here.inner), 0.0
     places = (place for place, apart in enumerate(spot.apart) if apart and (place != spot.place or spot.kind != "W"))
     return {
-        "activations": flying + min(0.0, live), "inside a block": max(0.0, live),
+        "activations": flying + min(0.0, live),
+        "inside a block": max(0.0, live),
         "gradients on their way": way + sum(flights[place].narrow for place in places),
         "gradients": sum(
             each.gradients
             for each, begun, added in zip(flights, spot.begun, spot.added, strict=True)
             if (added if each.narrow else begun)
         ),
-    }  # fmt: skip
+    }

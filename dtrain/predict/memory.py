@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from dtrain.planned import Plan
 from dtrain.predict import reference
+from dtrain.predict.block_bytes import BlockBytes, sizes_of
 from dtrain.predict.in_flight import Flight, flight, pipelined
-from dtrain.predict.peak_memory import Moment, Sizes, moments, sizes_of
+from dtrain.predict.peak_memory import Moment, moments
 from dtrain.predict.shapes import Block, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, message
 from dtrain.predict.update import update
@@ -47,9 +48,9 @@ def memory(plan: Plan, shapes: Shapes) -> Memory:
 
 def classes(plan: Plan, shapes: Shapes) -> list[Memory]:
     """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
-    stages, every = stages_of(plan, shapes), list[tuple[Sequence[Block], Sequence[Sizes]]]()
+    stages, every = stages_of(plan, shapes), list[tuple[Sequence[Block], Sequence[BlockBytes]]]()
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    places, known = dict.fromkeys(owners, 0), dict[tuple[int, int], list[Sizes]]()
+    places, known = dict.fromkeys(owners, 0), dict[tuple[int, int], list[BlockBytes]]()
     for stage, owner in zip(stages, owners, strict=True):
         key = id(stage), places[owner]
         known[key] = known.get(key) or list(sizes_of(plan, shapes, stage, places[owner]))
@@ -66,7 +67,7 @@ class RankBytes:
     `update`: what the optimizer's step adds.
     """
 
-    sizes: Sequence[Sequence[Sizes]]
+    sizes: Sequence[Sequence[BlockBytes]]
     flights: Sequence[Flight]
     state: StateBytes
     frozen: int
@@ -76,7 +77,7 @@ class RankBytes:
 
 
 def _rank_bytes(
-    plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], Sequence[Sizes]]], rank: int
+    plan: Plan, shapes: Shapes, every: Sequence[tuple[Sequence[Block], Sequence[BlockBytes]]], rank: int
 ) -> RankBytes:
     """`every`: the blocks of every pipeline stage, and their sizes."""
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
@@ -93,9 +94,9 @@ def _rank_bytes(
     base |= {} if away else {"reference": frozen}
     base["reference's logits"] = reference.logits(plan, shapes)
     step = {} if away else {"gradients": state.gradients, "optimizer's own": update(plan, blocks)}
-    handed = [each[-1].passes for _, each in every]
+    handed = [each[-1].activations.output for _, each in every]
     flights = [flight(plan, shapes, every[stage][1], stage, handed) for stage in mine] if pp > 1 else []
-    return RankBytes(sizes, flights, state, frozen, buffers, base, step)
+    return RankBytes(sizes=sizes, flights=flights, state=state, frozen=frozen, buffers=buffers, base=base, update=step)
 
 
 def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
@@ -108,9 +109,16 @@ def _of_rank(plan: Plan, shapes: Shapes, share: RankBytes, rank: int) -> Memory:
     activations = max(moment.get("activations", 0.0) for _, moment in timeline)
     local = state.parameters + state.optimizer + state.average
     return Memory(
-        state.parameters, state.gradients, state.optimizer, round(activations), round(share.buffers),
-        round(sum(moment.values())), when, "" if one else f"pp rank {rank}",
-        {name: round(size) for name, size in moment.items() if size >= 1},
-        local + away * (state.all - state.average + share.frozen), 2 * local * bool(plan.checkpoint.get("memory")),
-        not shapes.unknown,
-    )  # fmt: skip
+        parameters=state.parameters,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
+        activations=round(activations),
+        buffers=round(share.buffers),
+        peak=round(sum(moment.values())),
+        when=when,
+        stage="" if one else f"pp rank {rank}",
+        moment={name: round(size) for name, size in moment.items() if size >= 1},
+        host=local + away * (state.all - state.average + share.frozen),
+        copies=2 * local * bool(plan.checkpoint.get("memory")),
+        known=not shapes.unknown,
+    )

@@ -67,19 +67,50 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
     """Predict a plan; a pure function whose cost does not depend on the number of ranks."""
     machine: Machine | None = build(plan.cluster) if plan.cluster else None
     if not shapes.blocks:
-        nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
+        nothing = Memory(
+            parameters=0,
+            gradients=0,
+            optimizer=0,
+            activations=0,
+            buffers=0,
+            peak=0,
+            when="",
+            stage="",
+            moment={},
+            host=0,
+            copies=0,
+            known=False,
+        )
         keeps = kept(plan, machine)
         return Prediction(
-            shapes, nothing, budget_of(plan, machine), keeps, Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None
+            shapes=shapes,
+            memory=nothing,
+            budget=budget_of(plan, machine),
+            kept=keeps,
+            work=Work(0, 0, 0),
+            checkpoint=0,
+            rank=0,
+            calls=(),
+            bubble=0.0,
+            in_flight=(),
+            machine=machine,
+            time=None,
         )
     predicted = memory(plan, shapes)
     calls = of_pipeline_ranks(plan, shapes)
     rank = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in calls[rank]))
     pp, count, every = plan.mesh.pp, plan.batch.accumulate, tuple(itertools.chain(*calls))
     return Prediction(
-        shapes, predicted, budget_of(plan, machine, every), kept(plan, machine, every), work(plan, shapes),
-        saved(plan, shapes), rank, calls[rank],
-        bubble(plan.pipeline, pp, count, recomputed(plan, shapes)),
-        in_flight(plan.pipeline, pp, first_rounds(plan.pipeline, count, pp)) if pp > 1 else (),
-        machine, time(plan, shapes, predicted, machine, calls) if machine else None,
-    )  # fmt: skip
+        shapes=shapes,
+        memory=predicted,
+        budget=budget_of(plan, machine, every),
+        kept=kept(plan, machine, every),
+        work=work(plan, shapes),
+        checkpoint=saved(plan, shapes),
+        rank=rank,
+        calls=calls[rank],
+        bubble=bubble(plan.pipeline, pp, count, recomputed(plan, shapes)),
+        in_flight=in_flight(plan.pipeline, pp, first_rounds(plan.pipeline, count, pp)) if pp > 1 else (),
+        machine=machine,
+        time=time(plan, shapes, predicted, machine, calls) if machine else None,
+    )

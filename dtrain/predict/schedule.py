@@ -102,19 +102,25 @@ def _refuse_count(
     shape: PipelineShape, ranks: Sequence[Sequence[Action]], owners: Sequence[int], microbatches: int
 ) -> None:
     """Raises WordsError for an action that is not run once, by the rank that holds its stage."""
-    asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
-                    for kind in ("IW" if action.kind == "B" else action.kind))  # fmt: skip
+    asked = Counter(
+        (rank, Action(kind, action.stage, action.microbatch))
+        for rank, mine in enumerate(ranks)
+        for action in mine
+        for kind in ("IW" if action.kind == "B" else action.kind)
+    )
     due = [
-        (rank, kind, stage, index)
-        for stage, rank in enumerate(owners) for kind in "FIW" for index in range(microbatches)
-    ]  # fmt: skip
+        (rank, Action(kind, stage, index))
+        for stage, rank in enumerate(owners)
+        for kind in "FIW"
+        for index in range(microbatches)
+    ]
     odd = asked - Counter(due) or Counter(due) - asked
     if odd:
-        rank, kind, stage, index = next(iter(odd))
-        name = {"F": "forward", "I": "backward", "W": "backward of the weights"}[kind]
+        rank, action = next(iter(odd))
+        name = {"F": "forward", "I": "backward", "W": "backward of the weights"}[action.kind]
         raise WordsError(
-            f"pipeline.schedule={shape.schedule}: the {name} of microbatch {index} in stage {stage} is run "
-            f"{asked[rank, kind, stage, index]} times by rank {rank} of the pipeline. Its order must yield each action "
+            f"pipeline.schedule={shape.schedule}: the {name} of microbatch {action.microbatch} in stage {action.stage} "
+            f"is run {asked[rank, action]} times by rank {rank} of the pipeline. Its order must yield each action "
             "of its own stages once."
         )
 
@@ -226,10 +232,10 @@ def _begins(
     """(when each step begins, when the last one ends): as early as its inputs allow, one at a time on each rank."""
     clock, done, begins = [0.0] * pp, [0.0] * (results + 2), list[float]()
     done[NONE] = -hop
-    for _, rank, cost, source, target in steps:
-        ready, now = done[source] + hop, clock[rank]
+    for step in steps:
+        ready, now = done[step.source] + hop, clock[step.rank]
         begin = ready if ready > now else now
-        clock[rank] = done[target] = begin + costs[cost]
+        clock[step.rank] = done[step.target] = begin + costs[step.cost]
         begins.append(begin)
     return begins, max(clock)
 
@@ -288,7 +294,7 @@ def bubble(shape: PipelineShape, pp: int, microbatches: int, again: float = 0.0)
     if pp == 1:
         return 0.0
     each = shape.stages * (COST["F"] + COST["B"] + again)
-    return 1 - microbatches * each / length_of(shape, pp, microbatches, None, 0.0, again)
+    return 1 - microbatches * each / length_of(shape, pp, microbatches, forward=None, hop=0.0, again=again)
 
 
 Marks = tuple[bool, ...]
@@ -322,9 +328,10 @@ def spots(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[
 @lru_cache(maxsize=1024)
 def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Spot, ...]:
     mine = [stage for stage, owner in enumerate(shape.owners(pp)) if owner == rank]
-    flying, early, received, back, left = ([0] * len(mine) for _ in range(5))
+    flying, early, received = ([0] * len(mine) for _ in range(3))
+    back, left = ([0] * len(mine) for _ in range(2))
     begun, added, apart = ([False] * len(mine) for _ in range(3))
-    most = dict[tuple[str, int, Marks, Marks, Marks], list[tuple[int, ...]]]()
+    most = dict[tuple[str, int, tuple[Marks, Marks, Marks]], list[tuple[int, ...]]]()
     for kind, stage, _ in _transfers(made, shape, pp, microbatches)[rank]:
         place = mine.index(stage)
         if kind in "<>":
@@ -336,7 +343,7 @@ def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, ran
             back[place] *= shape.stages == 1  # what was sent is held until something is sent again
             continue
         now = (*flying, *early, *received, *back, *left)
-        others = most.setdefault((kind, place, tuple(begun), tuple(added), tuple(apart)), [])
+        others = most.setdefault((kind, place, (tuple(begun), tuple(added), tuple(apart))), [])
         if not any(_is_within(now, other) for other in others):
             others[:] = [*(other for other in others if not _is_within(other, now)), now]
         added[place] |= kind == "B" or stage == 0 or (kind == "I" and apart[place])
@@ -351,10 +358,14 @@ def _spots(made: Hashable, shape: PipelineShape, pp: int, microbatches: int, ran
         received[place] = max(0, received[place] - 1)
         left[place] -= kind == "W"
     return tuple(
-        Spot(kind, place, tuple(now[each :: len(mine)] for each in range(len(mine))), *marks)
-        for (kind, place, *marks), every in most.items()
+        Spot(kind, place, counts=_by_stage(now, len(mine)), begun=begins, added=adds, apart=aparts)
+        for (kind, place, (begins, adds, aparts)), every in most.items()
         for now in every
     )
+
+
+def _by_stage(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(counts[each::stages] for each in range(stages))
 
 
 def _is_within(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -232,11 +232,11 @@ class Shapes:
     """
 
     blocks: tuple[Block, ...]
-    buffers: int
-    saved: int
-    tables: int
-    sample: int
-    tokens: int
+    buffers: int = 0
+    saved: int = 0
+    tables: int = 0
+    sample: int = 0
+    tokens: int = 1
     inputs: int = 0
     returns: LayoutBytes = LayoutBytes()
     moving: tuple[tuple[bool, int], ...] = ()

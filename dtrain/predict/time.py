@@ -131,9 +131,22 @@ def time(
     samples = plan.batch.size / seconds
     rank_flops = _useful(plan, shapes) / (seconds * plan.world)
     return Time(
-        *computing, idle + fixed, waited, hidden, contention(plan, hidden), waits, optimizer, seconds, samples,
-        samples * shapes.tokens, rank_flops, rank_flops / _peak(plan, machine), waits / pipeline,
-    )  # fmt: skip
+        products=computing.products,
+        attention=computing.attention,
+        activations=computing.activations,
+        starting=idle + fixed,
+        collectives=waited,
+        hidden=hidden,
+        contention=contention(plan, hidden),
+        waits=waits,
+        optimizer=optimizer,
+        seconds=seconds,
+        samples_per_second=samples,
+        tokens_per_second=samples * shapes.tokens,
+        rank_flops=rank_flops,
+        mfu=rank_flops / _peak(plan, machine),
+        bubble=waits / pipeline,
+    )
 
 
 def _each(make: Callable[[Any], Any], of: Sequence[Any]) -> list[Any]:
@@ -311,7 +324,14 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     if plan.mesh.pp == 1:
         return busy[0]
     pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes)
-    return length_of(plan.pipeline, pp, count, tuple(spent / count / (3 + again) for spent in busy), hop, again)
+    return length_of(
+        plan.pipeline,
+        pp,
+        microbatches=count,
+        forward=tuple(spent / count / (3 + again) for spent in busy),
+        hop=hop,
+        again=again,
+    )
 
 
 def _per_rank(plan: Plan, stages: Sequence[float], owners: Sequence[int]) -> list[float]:

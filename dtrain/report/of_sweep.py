@@ -71,13 +71,13 @@ def read(url: str, sweep: Sweep) -> list[Job]:
         events = list(runs.rows(tail))
         cause, trace = facts.cause(run, events)
         return Job(
-            run,
-            {**_recipe(run.name, sweep), **run.words},
-            metrics(run.url, points=POINTS, parts=PARTS, names=(LOSS,)),
-            evaluations(events, points=HELD_OUT),
-            seconds(events),
-            cause,
-            trace,
+            run=run,
+            words={**_recipe(run.name, sweep), **run.words},
+            curve=metrics(run.url, points=POINTS, parts=PARTS, names=(LOSS,)),
+            held_out=evaluations(events, points=HELD_OUT),
+            seconds=seconds(events),
+            cause=cause,
+            trace=trace,
         )
 
     jobs = runs.each(url, job)

@@ -150,21 +150,22 @@ def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
         if status == NEVER and result.get("status") in EXIT_CODES:  # of a loop of your own, which writes no events
             status, last = result["status"], result
     step = last.get("step")
+    words, at_default = changed_words(config.decode(errors="replace"))
+    scored = () if fault(best, SHAPE["best?"]) else best.items()
     run = Run(
-        url,
-        name,
-        float(began[1]) if began else None,
-        *changed_words(config.decode(errors="replace")),
-        step if type(step) is int and step >= 0 else 0,
-        {
+        url=url,
+        name=name,
+        began=float(began[1]) if began else None,
+        words=words,
+        at_default=at_default,
+        step=step if type(step) is int and step >= 0 else 0,
+        figures={
             key: float(value)
             for key, value in figures.items()
             if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)
         },
-        status,
-        {}
-        if fault(best, SHAPE["best?"])
-        else {name: (float(each["value"]), each["step"]) for name, each in best.items()},
+        status=status,
+        best={name: (float(each["value"]), each["step"]) for name, each in scored},
     )
     return run, tail
 

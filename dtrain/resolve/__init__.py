@@ -206,7 +206,9 @@ def _best(config: Config, cluster: Cluster, trace: auto.Trace, keep: int) -> Fou
     config = replace(config, nodes=first.nodes)
     draft = Draft(why={}, elastic="")
     _follow(PLACE, config, cluster, draft)
-    found = auto.searched(config, cluster, draft, lambda one, alone: _plan_on(1, one, alone, trace), trace, keep)
+    found = auto.searched(
+        config, cluster, draft, decide=lambda one, alone: _plan_on(1, one, alone, trace), trace=trace, keep=keep
+    )
     if found.unknown:
         raise WordsError(
             f"plan best: no layout can be predicted: what this model holds and computes is not known: {found.unknown}"

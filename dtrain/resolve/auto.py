@@ -80,7 +80,9 @@ def searched(
         for model in models
     ]
     budget = budget_of(models[0].plan, build(machine))
-    search = Search(config, cluster, draft, models, build(machine), budget, keep)
+    search = Search(
+        config=config, cluster=cluster, draft=draft, models=models, machine=build(machine), budget=budget, keep=keep
+    )
     plain = search.tried({"strategy": "ddp"}) if keep == 1 and models[0].traced else None
     return plain or search.run()
 

@@ -65,7 +65,7 @@ def _part(key: str, given: Any, shared: Mapping[str, Any], config: Config, probl
     part |= {name: value for name, value in given.items() if name in names}
     for name, allowed in about(part).get("allowed", {}).items():
         if part[name] == "???" or not constraints.fits(part[name], allowed):
-            problems.append(misfit(key, name, word, part[name], allowed, config))
+            problems.append(misfit(key, name, word, value=part[name], allowed=allowed, config=config))
     if part.get("pad") is not None and part.get("length") is None:
         problems.append(f"{key}.pad: rows of several sources need one length. Type {key}.length=<the longest row>.")
     for name in ("task", "inputs"):

@@ -233,7 +233,16 @@ class Search:
         order = self._orders(words.get("pipeline.schedule")) if shape.pp > 1 else PipelineShape()
         options = words.get("remat"), words.get("tensor.sequence"), words.get("tensor.loss")
         sketch = partial(self._sketch, words, shape, model)
-        return Point(shape, micro, -(-local // micro), order, holding, options, data, sketch)
+        return Point(
+            mesh=shape,
+            microbatch=micro,
+            accumulate=-(-local // micro),
+            order=order,
+            holding=holding,
+            options=options,
+            data=data,
+            sketch=sketch,
+        )
 
     @cached_property
     def _orders(self) -> Callable[..., PipelineShape]:

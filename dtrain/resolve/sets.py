@@ -91,7 +91,7 @@ def _part(key: str, given: Any, data: Part, config: Config, problems: list[str])
         part[name] = 0 if constraints.is_number(part[name]) else None
     for name, allowed in about(part).get("allowed", {}).items():
         if part.get(name) == "???" or not constraints.fits(part.get(name), allowed):
-            problems.append(misfit(key, name, said, part[name], allowed, config))
+            problems.append(misfit(key, name, word=said, value=part[name], allowed=allowed, config=config))
     if about(part).get("replayed"):
         problems.append(f"{key}: data={said} has no index. Type {key}.data=<a word of data that has>, and its files.")
     return part

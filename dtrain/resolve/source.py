@@ -82,7 +82,7 @@ def module_of(name: str, paths: tuple[str, ...]) -> Module | None:
         or b"globals()" in source
         or not all(isinstance(entry, QUIET) for entry in tree.body)
     )
-    return Module(name, path, defined, imported, tuple(stars), dynamic)
+    return Module(name=name, path=path, defined=defined, imported=imported, stars=tuple(stars), dynamic=dynamic)
 
 
 @cache

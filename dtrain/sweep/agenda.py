@@ -32,9 +32,14 @@ def of(
     screen.say(stop.sentence(study, judged.plan.steps))
     space = [axis for each in requests for axis in each.space]
     stopping = stop.proposer(
-        request.root, study, judged.plan.steps, source, total, space,
-        lambda values, parent, step: jobs.born(request, values, judged.conditions, parent, step),
-    )  # fmt: skip
+        request.root,
+        study,
+        steps=judged.plan.steps,
+        source=source,
+        total=total,
+        space=space,
+        birth=lambda values, parent, step: jobs.born(request, values, judged.conditions, parent, step),
+    )
     return stopping, total, done
 
 
@@ -73,11 +78,11 @@ def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study)
     known = trials.every(root, request.space)
     states = folder.states(root, [Job({}, (), trial.job) for trial in known])
     search = Search(
-        root,
-        study,
-        sampler_of(study, request.space, judged.conditions),
-        lambda number: trials.read(root, number, request.space),
-        lambda values: jobs.drawn(request, values, judged.conditions),
-        [(trial, states[trial.job] if study.stop == "none" else State("new")) for trial in known],
+        root=root,
+        study=study,
+        sampler=sampler_of(study, request.space, judged.conditions),
+        read=lambda number: trials.read(root, number, request.space),
+        make=lambda values: jobs.drawn(request, values, judged.conditions),
+        known=[(trial, states[trial.job] if study.stop == "none" else State("new")) for trial in known],
     )
     return search, study.trials or 0, sum(state.status == "finished" for state in states.values())

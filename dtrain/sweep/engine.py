@@ -203,9 +203,7 @@ class Engine:
         scratch.mkdir(exist_ok=True)
         (scratch / "log").unlink(missing_ok=True)
         log = Log(scratch / "log", store.join(decided.plan.out, "log.txt"))
-        arguments = (
-            decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch)
-        )  # fmt: skip
+        arguments = (decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch))
         try:
             child = start(arguments, self.modules)
         except OSError:
@@ -216,15 +214,15 @@ class Engine:
         self._tries[job.name] += 1
         plan = decided.plan
         running = Running(
-            job,
-            slot,
-            child,
-            scratch,
-            log,
-            time.monotonic(),
-            plan.batch.microbatch,
-            plan.backend["timeout"],
-            memory_kills(),
+            job=job,
+            slot=slot,
+            child=child,
+            scratch=scratch,
+            log=log,
+            began=time.monotonic(),
+            microbatch=plan.batch.microbatch,
+            patience=plan.backend["timeout"],
+            memory_kills=memory_kills(),
         )
         self._running[slot] = running
         self._selector.register(log, selectors.EVENT_READ, running)
@@ -293,9 +291,14 @@ class Engine:
     def _write_cause(self, job: Job, ended: Ended) -> None:
         """Write failure.json for a process that could not."""
         facts = {
-            "rank": 0, "time": time.time(), "kind": ended.kind, "error": ended.error, "message": ended.error,
-            "exit_code": 1, "tries": self._tries[job.name],
-        }  # fmt: skip
+            "rank": 0,
+            "time": time.time(),
+            "kind": ended.kind,
+            "error": ended.error,
+            "message": ended.error,
+            "exit_code": 1,
+            "tries": self._tries[job.name],
+        }
         with suppress(StoreError):
             if lease.holder(store.join(self.root, job.name))[0] in ("left", "free"):
                 failure.save(store.join(self.root, job.name), facts)

@@ -77,9 +77,12 @@ class Description:
 
     def document(self) -> bytes:
         data = {
-            "format": FORMAT, "words": dict(self.words), "spaces": [dict(space) for space in self.spaces],
-            "study": self.study.document(), "code": dict(self.code),
-        }  # fmt: skip
+            "format": FORMAT,
+            "words": dict(self.words),
+            "spaces": [dict(space) for space in self.spaces],
+            "study": self.study.document(),
+            "code": dict(self.code),
+        }
         return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120).encode()
 
 
@@ -290,7 +293,15 @@ def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: boo
     figures, last = (_numbers(each) for each in (compared(result), result.get("metrics", {})))
     done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "failed" if failed else "stopped")
     stopped_where_told = result["status"] == "stopped"
-    return State(done, result["step"], result["loss"], figures, stopped_where_told, result.get("reason", ""), last)
+    return State(
+        status=done,
+        step=result["step"],
+        loss=result["loss"],
+        figures=figures,
+        is_evaluated=stopped_where_told,
+        reason=result.get("reason", ""),
+        last=last,
+    )
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -20,10 +20,14 @@ from dtrain.sweep.jobs import Request, is_private
 
 WORD = re.compile(r"\+*hydra[/.](launcher|sweeper)\b")
 PACKAGES = {
-    "hydra-joblib-launcher": ("joblib",), "hydra-submitit-launcher": ("submitit_local", "submitit_slurm"),
-    "hydra-ray-launcher": ("ray", "ray_aws"), "hydra-rq-launcher": ("rq",), "hydra-optuna-sweeper": ("optuna",),
-    "hydra-ax-sweeper": ("ax",), "hydra-nevergrad-sweeper": ("nevergrad",),
-}  # fmt: skip
+    "hydra-joblib-launcher": ("joblib",),
+    "hydra-submitit-launcher": ("submitit_local", "submitit_slurm"),
+    "hydra-ray-launcher": ("ray", "ray_aws"),
+    "hydra-rq-launcher": ("rq",),
+    "hydra-optuna-sweeper": ("optuna",),
+    "hydra-ax-sweeper": ("ax",),
+    "hydra-nevergrad-sweeper": ("nevergrad",),
+}
 """Package -> the launchers or sweepers in it."""
 QUEUES = ("submitit_slurm",)
 """Launchers whose workers run elsewhere, and outlive the command."""

@@ -99,10 +99,15 @@ def _of_result(result: Result) -> dict[str, Any]:
     by_signal = result.reason.startswith("SIG")
     kind, error = ("preempted", f"stopped by {result.reason}") if by_signal else ("", "")
     return {
-        "status": status, "kind": kind, "error": error,
-        "exit_code": result.exit_code, "step": result.step, "loss": result.loss,
-        "metrics": _numbers(compared(result.to_dict())), "last": _numbers(result.metrics),
-    }  # fmt: skip
+        "status": status,
+        "kind": kind,
+        "error": error,
+        "exit_code": result.exit_code,
+        "step": result.step,
+        "loss": result.loss,
+        "metrics": _numbers(compared(result.to_dict())),
+        "last": _numbers(result.metrics),
+    }
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -116,7 +116,15 @@ def read(words: Sequence[str], *, proposed: bool = False) -> Request:
     known = vocabulary([str(word) for word in fixed])
     from_files = {word.key: word.source for word in given if word.place}
     whole = tuple(_whole(axis, known) for axis in axes.values())
-    return Request(root, fixed, settings, whole, tuple(swept), from_files, tuple(problems))
+    return Request(
+        root=root,
+        words=fixed,
+        settings=settings,
+        space=whole,
+        swept=tuple(swept),
+        places=from_files,
+        problems=tuple(problems),
+    )
 
 
 def _settled(word: Word) -> Word:
@@ -218,7 +226,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
             config = compose([*words, f"out={quote(f'{request.root}/job')}"])
             plan = judge(config, first[0].cluster if first else cluster)
             if not first:
-                first.append(_first(request, sweep, config, plan, cluster, judge, depends))
+                first.append(_first(request, sweep, config, plan=plan, cluster=cluster, judge=judge, depends=depends))
             problems |= dict.fromkeys(stop.differences(sweep, first[0].plan, plan))
         except WordsError as error:
             for problem in request.attributed(error.problems):
@@ -251,7 +259,16 @@ def _first(
     if wrong:
         raise WordsError(*wrong)
     looks_for = replace(study.decide(sweep, config, plan, number), stop=sweep.stop, rung=rung, factor=sweep.factor)
-    return Judged([], config, judge(config, part), number, part, places, looks_for, depends)
+    return Judged(
+        jobs=[],
+        config=config,
+        plan=judge(config, part),
+        slots=number,
+        cluster=part,
+        places=places,
+        study=looks_for,
+        conditions=depends,
+    )
 
 
 def drawn(request: Request, chosen: Mapping[str, Any], depends: Conditions) -> Job:
@@ -333,9 +350,11 @@ SHARE = 0.8
 def of_slot(cluster: Cluster, number: int) -> Cluster:
     """The share of the cluster that one of `number` slots has."""
     return replace(
-        cluster, cpus=max(1, cluster.cpus // number), gpus=min(cluster.gpus, max(1, cluster.gpus // number)),
+        cluster,
+        cpus=max(1, cluster.cpus // number),
+        gpus=min(cluster.gpus, max(1, cluster.gpus // number)),
         memory=cluster.memory if cluster.gpus else cluster.memory // number,
-    )  # fmt: skip
+    )
 
 
 def decided(job: Job, root: str, judged: Judged, judge: Judge, slot: int) -> Decided:

@@ -31,9 +31,17 @@ class Stopping:
     """
 
     def __init__(
-        self, source: Proposer, rule: Rule, rungs: Sequence[int], curves: Curves, *, total: int,
-        loss: Callable[[Ended], float], told: Callable[[float], Ended], is_saved: Callable[[str], bool],
-    ) -> None:  # fmt: skip
+        self,
+        source: Proposer,
+        rule: Rule,
+        rungs: Sequence[int],
+        curves: Curves,
+        *,
+        total: int,
+        loss: Callable[[Ended], float],
+        told: Callable[[float], Ended],
+        is_saved: Callable[[str], bool],
+    ) -> None:
         self._source, self._rule, self._rungs, self._curves, self._total = source, rule, rungs, curves, total
         self._loss, self._told, self._is_saved = loss, told, is_saved
         self._of_source = dict[str, Job]()

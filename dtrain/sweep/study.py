@@ -30,9 +30,17 @@ KEYS = tuple(
 )
 """Settings that stand in sweep.yaml, so that all workers have the same."""
 SHAPE = {
-    "method": TEXT, "seed": COUNT, "trials": Optional(COUNT), "metrics": Each(TEXT), "goals": Each(TEXT),
-    "begin": Each(MAPPING), "ahead": COUNT, "stop": TEXT, "rung": COUNT, "factor": COUNT,
-}  # fmt: skip
+    "method": TEXT,
+    "seed": COUNT,
+    "trials": Optional(COUNT),
+    "metrics": Each(TEXT),
+    "goals": Each(TEXT),
+    "begin": Each(MAPPING),
+    "ahead": COUNT,
+    "stop": TEXT,
+    "rung": COUNT,
+    "factor": COUNT,
+}
 
 
 def wrong(document: Mapping[str, Any] | None) -> str:
@@ -142,7 +150,15 @@ def decide(asked: Sweep, config: Config, plan: Plan, slots: int) -> Study:
     if problems:
         raise WordsError(*problems)
     begin = tuple(asked.begin) if asked.search != "grid" else ()
-    return Study(asked.search, asked.seed, asked.trials, tuple(metrics), tuple(goals), begin, 2 * slots)
+    return Study(
+        method=asked.search,
+        seed=asked.seed,
+        trials=asked.trials,
+        metrics=tuple(metrics),
+        goals=tuple(goals),
+        begin=begin,
+        ahead=2 * slots,
+    )
 
 
 def _listed(value: Any) -> list[Any]:

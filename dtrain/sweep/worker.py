@@ -63,10 +63,13 @@ def work(_: Any, words: Sequence[str], watch: Watch | None, began: float) -> tup
     """
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(
-            [sys.executable, "-m", "dtrain", "sweep", "work", *words], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=complaints, preexec_fn=partial(process.die_with, os.getpid()),
+            [sys.executable, "-m", "dtrain", "sweep", "work", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            preexec_fn=partial(process.die_with, os.getpid()),
             env={**os.environ, SWEEP_BEGAN: str(began)},
-        )  # fmt: skip
+        )
         asked = False
         while child.poll() is None:
             if watch and not asked and watch.is_over():

@@ -49,7 +49,7 @@ def shapes_of(plan: Plan) -> Shapes:
 def _of_model(plan: Plan) -> Shapes:
     missing = unstated(plan)
     if missing:
-        return Shapes((), 0, 0, 0, 0, 0, unknown=missing)
+        return Shapes((), tokens=0, unknown=missing)
     shapes = formulas.shapes(plan)
     if shapes is not None:
         return shapes

@@ -101,10 +101,23 @@ def _block(part: Part, name: str, weights: list[Weight]) -> Block:
     saved = {way: LayoutBytes(**sizes) for way, sizes in part.saved.items()}
     again = part.work + part.attention_work - part.spared - part.tail
     return Block(
-        name, 1, part.listed, tuple(weights), saved, saved["all"], part.work, part.backward_work,
-        part.attention_work, again, part.passes, tuple(part.splits), tuple(part.attention),
-        uses=max(1, part.uses), grad_out=part.grad_out or not part.listed, widened=part.widened,
-    )  # fmt: skip
+        name=name,
+        count=1,
+        listed=part.listed,
+        weights=tuple(weights),
+        saved=saved,
+        peak_live=saved["all"],
+        work=part.work,
+        backward_work=part.backward_work,
+        attention_work=part.attention_work,
+        recompute_work=again,
+        passes=part.passes,
+        splits=tuple(part.splits),
+        attention=tuple(part.attention),
+        uses=max(1, part.uses),
+        grad_out=part.grad_out or not part.listed,
+        widened=part.widened,
+    )
 
 
 def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
@@ -125,10 +138,16 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
             split = None
         weights.append(
             Weight(
-                whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
-                (parameter.ndim > 1 or any(products)) and not all(kinds),
-                id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
-                narrow[whole].bits if whole in narrow else None, decays=id(parameter) in matrices,
+                name=whole,
+                shape=tuple(parameter.shape),
+                tp=split,
+                experts=isinstance(owners[id(parameter)][0], Experts),
+                product=(parameter.ndim > 1 or any(products)) and not all(kinds),
+                hidden=id(parameter) in deferred_wgrad,
+                embedding=any(kinds),
+                trained=parameter.requires_grad,
+                bits=narrow[whole].bits if whole in narrow else None,
+                decays=id(parameter) in matrices,
             )
-        )  # fmt: skip
+        )
     return weights

@@ -5,7 +5,7 @@ Autograd's saved-tensor hooks show what is kept; the formulas of torch.utils.flo
 """
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dtrain.objective.head import Deferred
 from dtrain.predict.shapes import Attention, Chunk, LayoutBytes, Split
 from dtrain.remat.selective import KEPT
 from dtrain.tracing.operations import multiplications
 from dtrain.tracing.stand_ins import STAND_INS, FusedNorm, HeadLoss, normalized
+from dtrain.tracing.tensors import nbytes, storage, tensors_of, weight_edges
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
@@ -31,8 +31,6 @@ DEVICE = torch.ops.prim.device.default
 BATCH_NORM = torch.ops.aten.native_batch_norm.default
 OF_EMBEDDING = torch.ops.aten.embedding_dense_backward.default
 HEADS = ("colwise_gather_output", "colwise_rep")
-VIEWS = {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Unsqueeze", "ToCopy")}
-"""Nodes whose gradient is that of a weight if their input is one."""
 WAYS = ("all", "products", "inputs", "saved_input", "saved_output", "deferred_wgrad", "ends", "transient")
 
 
@@ -141,9 +139,14 @@ class Watch(TorchDispatchMode):
         logits.loss = partial(self._loss, logits.dtype)
         split = any(each.style in HEADS for each in self.part.splits)
         self.chunk = Chunk(
-            logits.options.chunk, logits.hidden.shape[:-1].numel(), len(logits.weight), logits.dtype.itemsize,
-            logits.weight.numel(), split, logits.weight.requires_grad,
-        )  # fmt: skip
+            rows=logits.options.chunk,
+            tokens=logits.hidden.shape[:-1].numel(),
+            vocabulary=len(logits.weight),
+            bytes=logits.dtype.itemsize,
+            numbers=logits.weight.numel(),
+            split=split,
+            trained=logits.weight.requires_grad,
+        )
 
     def _loss(
         self, product: torch.dtype, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, again: bool
@@ -232,13 +235,8 @@ class Watch(TorchDispatchMode):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.ndim == 4:
-            wide = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-            self.part.attention.append(
-                Attention(
-                    query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.shape[2], wide.itemsize,
-                    self._how(query) == "inside", any(each.requires_grad for each in (query, key, value)),
-                )
-            )  # fmt: skip
+            split = self._how(query) == "inside"
+            self.part.attention.append(attention_of(query, key, value, split=split))
 
     def reach(self, name: str, *_: Any) -> None:
         """A forward pre-hook: a module with its own weights begins."""
@@ -355,38 +353,16 @@ class Listener(TorchFunctionMode):
         return out
 
 
-def weight_edges(root: Any, weights: Collection[int]) -> Iterator[tuple[Any, list[int]]]:
-    """Nodes of the graph below `root` with the places of gradients that are those of weights, given by their storages,
-    or of views and casts of them.
-    """
-    leads: dict[Any, bool] = {}
-    stack = [root]
-    while stack:
-        node = stack[-1]
-        below = [each for each, _ in node.next_functions if each is not None]
-        missing = [each for each in below if each not in leads]
-        if missing:
-            stack += missing
-            continue
-        stack.pop()
-        if node in leads:
-            continue
-        if hasattr(node, "variable"):
-            leads[node] = storage(node.variable) in weights
-            continue
-        leads[node] = node.name() in VIEWS and all(leads[each] for each in below)
-        places = [index for index, (each, _) in enumerate(node.next_functions) if each is not None and leads[each]]
-        if places:
-            yield node, places
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
-
-
-def storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def nbytes(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
+def attention_of(query: Tensor, key: Tensor, value: Tensor, *, split: bool) -> Attention:
+    """The attention of one sample, in the type that autocast gives it."""
+    wide = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    return Attention(
+        heads=query.shape[1],
+        kv_heads=key.shape[1],
+        head=query.shape[3],
+        value=value.shape[3],
+        tokens=query.shape[2],
+        bytes=wide.itemsize,
+        split=split,
+        grad_out=any(each.requires_grad for each in (query, key, value)),
+    )

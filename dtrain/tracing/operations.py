@@ -18,9 +18,19 @@ def multiplications(operator: Any) -> Callable[..., int] | None:
 
 
 def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
-    transposed: bool, _output_padding: Any, _groups: int, needed: Sequence[bool], **_: Any,
-) -> int:  # fmt: skip
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    needed: Sequence[bool],
+    **_: Any,
+) -> int:
     """As many for the gradient of the input as for that of the weight, groups or not; torch leaves the groups out."""
     places = (x if transposed else gradient).shape
     return places[0] * prod(places[2:]) * weight.numel() * sum(needed[:2])

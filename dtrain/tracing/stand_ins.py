@@ -40,9 +40,15 @@ STAND_INS = {BINCOUNT: confusion, LSTM: lstm, torch.ops.aten._grouped_mm.default
 
 
 def normalized(
-    x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """F.batch_norm, which refuses a single value per channel in training, since its variance updates no buffer: a trace
     has one sample, the run more.
     """

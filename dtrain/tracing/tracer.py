@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
@@ -49,7 +50,8 @@ from dtrain.predict.shapes import LayoutBytes, Shapes, Split, runs
 from dtrain.predict.state_bytes import flowing, holding_of
 from dtrain.tracing import notes
 from dtrain.tracing.blocks import blocks_of, style_of
-from dtrain.tracing.notes import Listener, Part, Watch, nbytes, tensors_of
+from dtrain.tracing.notes import Listener, Part, Watch
+from dtrain.tracing.tensors import nbytes, tensors_of
 
 # the stack of an operator that fails without memory; the plan says which line of the model called it
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
@@ -68,23 +70,24 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
     If the forward fails, or the data is missing, `Shapes.unknown` gives the reason. A model that cannot be built is
     such a reason in a plan for another machine; in one for this machine it raises WordsError.
     """
-    one, facts, unknown, refused = _first(plan)
+    one = _sample(plan)
+    unknown = one.unknown
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
         try:
-            model = _built(plan, facts, fake)
+            model = _built(plan, one.facts, fake)
         except DtrainError:
             if unknown and "auto" in plan.model.values():  # the data would decide these arguments
-                return Shapes((), 0, 0, 0, 0, 1, unknown=unknown, refused=refused), None
+                return Shapes((), unknown=unknown, refused=one.refused), None
             raise
         except FAILURES as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
-            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why, refused=refused), None
+            return Shapes((), unknown=unknown or why, refused=one.refused), None
         defer(model, chunk_asked(build(plan.objective, Objective)))
         _lower(model, plan, real=real)
-        batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
+        batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one.batch)
         samples = tensors_of(batch)
         listed = list(dict.fromkeys(blocks(model)))
         before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
@@ -94,11 +97,19 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             watch = Watch(model, samples) if unknown else watch
     parts = blocks_of(model, listed, watch, known=not unknown, size=flowing(plan).param)
     shapes = Shapes(
-        runs(parts), sum(each.nbytes for each in model.buffers()),
-        _persistent(model), watch.tables, sum(each.nbytes for each in samples), _tokens(plan, one.get("targets")),
-        sum(each.nbytes for each in tensors_of(one.get("inputs"))), watch.returns, _moving(before), unknown,
-        saved_buffers=len(before), refused=refused,
-    )  # fmt: skip
+        blocks=runs(parts),
+        buffers=sum(each.nbytes for each in model.buffers()),
+        saved=_persistent(model),
+        tables=watch.tables,
+        sample=sum(each.nbytes for each in samples),
+        tokens=_tokens(plan, one.batch.get("targets")),
+        inputs=sum(each.nbytes for each in tensors_of(one.batch.get("inputs"))),
+        returns=watch.returns,
+        moving=_moving(before),
+        unknown=unknown,
+        saved_buffers=len(before),
+        refused=one.refused,
+    )
     return shapes, model
 
 
@@ -173,21 +184,30 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
     return model
 
 
-def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str, str]:
-    """(a sample with real values, facts about the data, why there is no sample, what would stop a run); the last two
-    may be empty.
+@dataclass(frozen=True)
+class Sample:
+    """A `batch` of one sample with real values, and `facts` about the data. `unknown`: why there is no sample;
+    `refused`: what about the data would stop a run.
     """
+
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    unknown: str = ""
+    refused: str = ""
+
+
+def _sample(plan: Plan) -> Sample:
     try:
         source = prepared(build(plan.objective, Objective), as_source(build(plan.data)), plan.seed)
-        return source.take(np.array([0]), np.array([0])), source.facts, "", ""
+        return Sample(source.take(np.array([0]), np.array([0])), source.facts)
     except WordsError:
         raise
     except StoreError as error:
-        return {}, {}, f"{UNREAD}: {_why(error)}", ""
+        return Sample(unknown=f"{UNREAD}: {_why(error)}")
     except PreflightError as error:
-        return {}, {}, UNREAD, " ".join(error.problems)
+        return Sample(unknown=UNREAD, refused=" ".join(error.problems))
     except FAILURES as error:
-        return {}, {}, f"{UNREAD}: {_why(error)}", ""
+        return Sample(unknown=f"{UNREAD}: {_why(error)}")
 
 
 def _takes_two(model: nn.Module, objective: Objective, precision: Precision, batch: Any) -> bool:
@@ -290,10 +310,17 @@ def _split(watch: Watch, name: str, style: str, module: nn.Module, args: Any, ou
     grad_in, grad_out = (any(each.requires_grad for each in some) for some in (received, returned))
     watch.part.splits.append(
         Split(
-            name, style, inputs, outputs, returned[0].shape[-1], grad_in, grad_out,
-            summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
+            name=name,
+            style=style,
+            inputs=inputs,
+            outputs=outputs,
+            width=returned[0].shape[-1],
+            grad_in=grad_in,
+            grad_out=grad_out,
+            summed=_continues(module, nn.Embedding),
+            twice=style == "rowwise" and _continues(module, nn.Linear),
         )
-    )  # fmt: skip
+    )
     if not isinstance(out, Deferred):
         watch.mark(out, STYLES[style][0])
 

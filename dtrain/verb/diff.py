@@ -144,7 +144,14 @@ def _of_run(url: str) -> Side:
     code = {} if fault(code, Each(TEXT, named=True)) else code
     rows = {row["step"]: row for row in _lines(store.join(url, "metrics.jsonl")) if isinstance(row.get("step"), int)}
     words = _words_of(store.read(store.join(url, "config.yaml")).decode())
-    return Side(masked(url), words, provenance.decided(_yaml(store.join(url, "plan.yaml"))), code, result, rows)
+    return Side(
+        name=masked(url),
+        words=words,
+        plan=provenance.decided(_yaml(store.join(url, "plan.yaml"))),
+        code=code,
+        result=result,
+        rows=rows,
+    )
 
 
 def _words_of(document: str) -> dict[str, tuple[Any, str]]:

@@ -240,15 +240,15 @@ def _note_changes(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 def _engine(root: str, judged: jobs.Judged, proposer: Proposer, shown: Display) -> Engine:
     sweep = judged.config.sweep
     return Engine(
-        root,
-        lambda job, slot: jobs.decided(job, root, judged, decide_for_slot, slot),
-        judged.slots,
-        sweep.retries,
-        sweep.fail == "stop",
-        jobs.modules(judged.plan),
-        time_limit.seconds(sweep.time_limit),
-        proposer,
-        shown,
+        root=root,
+        decide=lambda job, slot: jobs.decided(job, root, judged, decide_for_slot, slot),
+        slots=judged.slots,
+        retries=sweep.retries,
+        stop_at_failure=sweep.fail == "stop",
+        modules=jobs.modules(judged.plan),
+        seconds=time_limit.seconds(sweep.time_limit),
+        proposer=proposer,
+        display=shown,
     )
 
 

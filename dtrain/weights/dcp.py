@@ -51,7 +51,7 @@ def _tensors(url: str, metadata: Any, sizes: Mapping[str, int]) -> Iterator[tupl
         pieces = []
         for chunk in facts.state["chunks"]:
             offset, part = _sizes(chunk.state["offsets"]), _sizes(chunk.state["sizes"])
-            pieces.append(_piece(url, name, offset, part, places[name, offset].state, sizes))
+            pieces.append(_piece(url, name, offset, shape=part, info=places[name, offset].state, sizes=sizes))
         path = paths.get(name) if isinstance(paths, dict) else None
         yield tuple(map(str, path or (name,))), Stored(dtype, shape, tuple(pieces))
 

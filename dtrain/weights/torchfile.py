@@ -186,7 +186,7 @@ def _tensor(
 def _typed(
     storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, flags: Any = None
 ) -> View:
-    return _tensor(Storage(dtype, storage.key), offset, shape, stride, grad, hooks, flags)
+    return _tensor(Storage(dtype, storage.key), offset, shape, stride=stride, grad=grad, hooks=hooks, flags=flags)
 
 
 def _parameter(data: Any, *_: Any) -> Any:

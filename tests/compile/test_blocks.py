@@ -19,7 +19,7 @@ from dtrain.compile.blocks import build
 from dtrain.data.stream import as_source
 from dtrain.evaluation.heldout import evaluate
 from dtrain.predict import formulas
-from dtrain.predict.peak_memory import sizes_of
+from dtrain.predict.block_bytes import sizes_of
 
 # torch's own compiler warns of what else of torch it uses
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -193,7 +193,7 @@ def test_a_compiled_block_saves_what_its_plan_says() -> None:
     counted = sum(size for place, size in kept.items() if place not in weights)
     listed = next(each for each in shapes.blocks if each.listed)
     sizes = next(each for each in sizes_of(decided, shapes, shapes.blocks) if each.count == listed.count)
-    assert counted == pytest.approx(listed.saved["products"].of(decided) + sizes.casts, rel=0.05)
+    assert counted == pytest.approx(listed.saved["products"].of(decided) + sizes.weights.casts, rel=0.05)
 
 
 @pytest.mark.parametrize("bucket_mb", [25, 0.05])

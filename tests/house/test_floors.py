@@ -72,6 +72,7 @@ IN_RANKS = {
     "tracing.notes",
     "tracing.operations",
     "tracing.stand_ins",
+    "tracing.tensors",
     "tracing.tracer",
 }
 """Their files that are imported where torch is wanted."""

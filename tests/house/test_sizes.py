@@ -9,7 +9,7 @@ import dtrain
 
 ROOT = Path(dtrain.__file__).parent
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-LONGEST = {"train": 107}
+LONGEST = {"train": 108}
 """The loop is one function on purpose: it is read top to bottom, and nothing is decided in it."""
 
 

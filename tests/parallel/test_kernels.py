@@ -33,7 +33,7 @@ def whole(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> li
 
 def of_kernel(kernel: Kernel, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     out, lse = kernel.forward(q, k, v, causal, 0.3)
-    return [out, lse, *kernel.backward(gradient, q, k, v, out.to(q.dtype), lse, causal, 0.3)]
+    return [out, lse, *kernel.backward(gradient, q, k, v, out=out.to(q.dtype), lse=lse, causal=causal, scale=0.3)]
 
 
 CASES = [(causal, K, S) for causal, S in ((True, 40), (False, 40), (False, 23)) for K in (6, 2, 1)]
@@ -83,5 +83,5 @@ def test_calls_of_a_gpu_are_those_that_torch_takes(kernel: Kernel) -> None:
     gradient, q, k, v = (x.to(device) for x in block(6, 2, 40, 40, 8, torch.bfloat16))
     out, lse = kernel.forward(q, k, v, True, 0.3)
     assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
-    parts = kernel.backward(gradient, q, k, v, out, lse, True, 0.3)
+    parts = kernel.backward(gradient, q, k, v, out=out, lse=lse, causal=True, scale=0.3)
     assert [part.shape for part in parts] == [q.shape, k.shape, v.shape]

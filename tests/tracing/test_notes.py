@@ -9,7 +9,8 @@ from torch import nn
 
 from dtrain.predict.shapes import Block
 from dtrain.tracing import shapes_of
-from dtrain.tracing.notes import Listener, Part, Watch, storage, weight_edges
+from dtrain.tracing.notes import Listener, Part, Watch
+from dtrain.tracing.tensors import storage, weight_edges
 
 
 def listed(name: str) -> list[Block]:

@@ -71,7 +71,14 @@ def benchmark(plan: Plan) -> Result:
                 raise
             finally:
                 scoring.end(problem)
-    return Result("finished", commit["step"], None, time.perf_counter() - began, figures, versions())
+    return Result(
+        status="finished",
+        step=commit["step"],
+        loss=None,
+        wall_seconds=time.perf_counter() - began,
+        metrics=figures,
+        versions=versions(),
+    )
 
 
 def _context(parts: Parts) -> int:

@@ -242,7 +242,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """`received` and `sent`: rows for each rank; empty: the same number for each."""
         from_here, into = _sent(input, output), torch.empty(output.numel(), dtype=output.dtype)
         counts = [self._counts(tensor, rows) for tensor, rows in ((input, sent), (output, received))]
-        return self._exchange(from_here, into, counts, output, lambda: _fill(output, into), opts)
+        return self._exchange(from_here, into, counts, output, finish=lambda: _fill(output, into), opts=opts)
 
     alltoall_base = all_to_all_single
 
@@ -251,7 +251,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
             raise RuntimeError(f"backend=mpi: all_to_all needs {self._count} tensors to send, and as many to receive")
         sent, into = _flat(inputs, outputs[0]), _flat(outputs, outputs[0])
         counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
-        return self._exchange(sent, into, counts, sent, lambda: _spread(into, outputs), opts)
+        return self._exchange(sent, into, counts, sent, finish=lambda: _spread(into, outputs), opts=opts)
 
     def _exchange(
         self, sent: Tensor, received: Tensor, counts: Sequence[Sequence[int]], result: Tensor,

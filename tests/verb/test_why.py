@@ -1,9 +1,11 @@
 """`dtrain why`: what was predicted of a run beside what its files say."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dtrain.errors import StoreError, WordsError
 from dtrain.verb import train, why
@@ -47,8 +49,29 @@ def test_a_run_that_was_slow_is_told_what_to_type(run: Path, capsys: pytest.Capt
     rows = [{**row, "step_seconds": row["step_seconds"] * (1e3 if row["step"] != 20 else 5e4)} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = shown(capsys, run)
-    assert "slower than usual for a" in told["time"] and "dtrain doctor" in told["type"]
+    assert "slower than usual for a" in told["time"] and "dtrain doctor, without words" in told["type"]
     assert "of them slow, which took more than the median by" in told["wall"]
+
+
+def test_time_that_steps_wait_for_samples_is_told(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    spent = {"time_step": 0.5, "time_data_wait": 0.3, "time_checkpoint_stall": 0.1, "time_evaluate": 0.05}
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: row[name] for name in row if not name.startswith("time_")} for row in rows]
+    rows[-1] |= {**spent, "time_other": 0.05}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = shown(capsys, copied)
+    for part in ("30 steps 500 ms", "waiting for samples 300 ms", "waiting for saves 100 ms", "evaluation 50 ms"):
+        assert part in told["wall"], told["wall"]
+    assert "steps wait for them 30% of the time" in told["samples"]
+    plan = yaml.safe_load((copied / "plan.yaml").read_text())
+    plan["trust"], plan["data"]["workers"] = ["mypkg"], 2
+    (copied / "plan.yaml").write_text(yaml.safe_dump(plan))
+    told = shown(capsys, copied)
+    assert "data.workers=4" in told["samples"] and told["a step"].split() != []
+    assert f"dtrain why {copied} 'trust=[mypkg]'" in told["predicted"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def select(names: Collection[str], patterns: Sequence[str], key: str, kind: str)
 def near(pattern: str, names: Iterable[str]) -> str:
     """A hint: the names that differ in their numbers alone count once."""
     short = dict.fromkeys(".".join("*" if part.isdecimal() else part for part in name.split(".")) for name in names)
-    ends = {end for name in short for end in (name, *name.split("."))} - {"*"}
+    heads = {name[:at] for name in short for at, letter in enumerate(name) if letter == "."}
+    ends = {end for name in short for end in (name, *name.split("."))} | heads
+    ends -= {"*"}
     hint = nearest(pattern, ends)
     if "Did you mean" in hint:
         return hint

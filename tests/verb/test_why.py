@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from dtrain.errors import StoreError, WordsError
+from dtrain.predict.report import duration
 from dtrain.verb import train, why
 
 WORDS = (
@@ -57,21 +58,23 @@ def test_time_that_steps_wait_for_samples_is_told(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     copied = Path(shutil.copytree(run, tmp_path / "run"))
-    spent = {"time_step": 0.5, "time_data_wait": 0.3, "time_checkpoint_stall": 0.1, "time_evaluate": 0.05}
+    spent = {"time_step": 500.0, "time_data_wait": 300.0, "time_checkpoint_stall": 100.0, "time_evaluate": 50.0}
     rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: row[name] for name in row if not name.startswith("time_")} for row in rows]
-    rows[-1] |= {**spent, "time_other": 0.05}
+    rows[-1] |= {**spent, "time_other": 50.0}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert why.run([str(copied)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part, seconds in {"30 steps": 500, "waiting for samples": 300, "waiting for saves": 100}.items():
+        assert f"{part} {duration(seconds)}" in told
     told = shown(capsys, copied)
-    for part in ("30 steps 500 ms", "waiting for samples 300 ms", "waiting for saves 100 ms", "evaluation 50 ms"):
-        assert part in told["wall"], told["wall"]
     assert "steps wait for them 30% of the time" in told["samples"]
     plan = yaml.safe_load((copied / "plan.yaml").read_text())
     plan["trust"], plan["data"]["workers"] = ["mypkg"], 2
     (copied / "plan.yaml").write_text(yaml.safe_dump(plan))
     told = shown(capsys, copied)
     assert "data.workers=4" in told["samples"] and told["a step"].split() != []
-    assert f"dtrain why {copied} 'trust=[mypkg]'" in told["predicted"]
+    assert "only you can trust" in told["predicted"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrain.config.patterns import fits, near
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import like, local, region, whole
 from dtrain.model import blocks
 from dtrain.model.adapted import mark
-from dtrain.model.patterns import fits, near
 
 Adapter = Callable[[nn.Module], None]
 """Adds its parameters to a model in place, and has nothing else trained."""

@@ -6,7 +6,6 @@ also drops the arguments that a recipe gave to the old one. Words of conf/ are c
 folders of the user's own, Hydra composes them (dtrain/compose/hydra.py).
 """
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ import yaml
 from dtrain import recipe, secrets
 from dtrain.build import GIVEN
 from dtrain.cluster import detect
-from dtrain.compose import here, provenance
+from dtrain.compose import here, layers, provenance
 from dtrain.compose.check import Vocabulary, is_moot, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed, unlisted
@@ -264,7 +263,7 @@ def _settle(words: list[Word]) -> list[Word]:
             for old in final
             if replaces
             and (not again or policy.is_closed(replace(old, key=group)))  # where it runs is the user's to say
-            and _place(old) != _place(word)
+            and layers.source_file(old) != layers.source_file(word)
             and old.key.startswith(f"{group}.")
         ]
         # required values of a recipe stay required
@@ -283,13 +282,10 @@ def _settle(words: list[Word]) -> list[Word]:
 
 
 def _adds(old: Word, new: Word) -> bool:
-    """Whether a mapping adds its names to another, of a recipe, instead of replacing it."""
-    return isinstance(old.value, dict) and isinstance(new.value, dict) and _place(old) != _place(new)
-
-
-def _place(word: Word) -> str:
-    """The source of a word, without its line."""
-    return re.sub(r":\d+$", "", word.source)
+    """Whether a word counts beside another one of its key, of a recipe: a mapping adds its names, null removes one."""
+    both = isinstance(old.value, dict) and isinstance(new.value, dict)
+    removes = new.value is None and layers.is_pattern(new.key)
+    return (both or removes) and layers.source_file(old) != layers.source_file(new)
 
 
 def _not_needed(word: Word) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
-from dtrain.compose import here
+from dtrain.compose import here, layers
 from dtrain.config import constraints, files, grammar, meaning
 from dtrain.config.elsewhere import VERBS as VERBS_ELSEWHERE
 from dtrain.config.facts import SHARED, allowed_of
@@ -138,6 +138,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield f"{label}: several of these need a list. Type {screen.typed(f'{word.key}=[{listed}]')}."
     elif word.sweep:
         yield f"{label}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
+    elif parted := layers.parted(word):
+        yield f"{label}: {parted}"
     elif word.key in GROUPS:
         yield from _judge_choice(word, label, known)
     elif top in GROUPS:

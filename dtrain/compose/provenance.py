@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from dtrain import recipe, secrets
+from dtrain.compose import layers
 from dtrain.config.schema import GROUPS, LISTS, Config, Schema
 from dtrain.config.word import Word, text
 from dtrain.planned import Plan
@@ -65,6 +66,10 @@ def noted(config: Config, given: Sequence[Word], settled: Sequence[Word]) -> Con
     """
     stands = {word.key: word for word in settled}
     for word in given:
+        for key in layers.PATTERNS:
+            for name, each in layers.entries([word], key).items():
+                if config.sources.get(f"{key}.{name}", each.source) != each.source:
+                    config.history.setdefault(f"{key}.{name}", []).append((shown(name, each.value), each.source))
         if stands.get(word.key) != word and not word.key.startswith("hydra"):
             config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
     raw = config.unresolved | {

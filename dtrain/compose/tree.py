@@ -7,6 +7,7 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from dtrain.compose import layers
 from dtrain.compose.check import NAMELESS, Vocabulary
 from dtrain.compose.here import Own, folders, own_words, place, strangers, trusted
 from dtrain.compose.provenance import leaves
@@ -82,6 +83,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
             raise WordsError(*wrong)
     else:
         tree = _composed(replaced, vocabulary)
+    words, patterns = layers.joined(words, tree, problems)
     tree = _with_values(tree, words)
     filed = [*_filed(tree, words, vocabulary)] if vocabulary.foreign else []
     late = [word for word in words if "${" in word.text] + filed
@@ -97,7 +99,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         facts = about(vocabulary.node(group, vocabulary.choices[group])) if group in named else {}
         getattr(config, group)["_about_"] = {name: value for name, value in facts.items() if name != "arithmetic"}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
-    config.sources = sources
+    config.sources = sources | patterns
     config.numbers = {word.key: word.text for word in words if type(word.value) in (int, float)}
     config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
     config.options = {
@@ -162,7 +164,8 @@ def _with_values(tree: files.Node, words: Sequence[Word]) -> files.Node:
                 if not isinstance(holder.get(part), dict):
                     holder[part] = {}
                 holder = holder[part]
-            holder[name] = _merged(holder.get(name), files.copied(word.value))
+            value = files.copied(word.value)
+            holder[name] = value if word.key in layers.PATTERNS else _merged(holder.get(name), value)
     return {key: _converted(key, value) for key, value in tree.items()}
 
 

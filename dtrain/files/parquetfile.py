@@ -50,10 +50,15 @@ def footer(url: str) -> bytes:
         end = store.ending(url, size)
     if not 8 < size <= len(end):
         starts = store.beginning(url, 4) == MAGIC
-        raise PreflightError(
-            f"data.path={url}: {'its end is missing, so it is torn' if starts else 'this is no Parquet file'}."
-        )
+        word = OTHERS.get(url.rpartition(".")[2].lower())
+        hint = f" Type data={word}, which reads such files." if word else ""
+        fault = "its end is missing, so it is torn." if starts else f"this is no Parquet file.{hint}"
+        raise PreflightError(f"data.path={url}: {fault}")
     return end[-size:]
+
+
+OTHERS = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl"}
+"""Ending of the name of a file in another format -> the word that reads it."""
 
 
 class Groups:

@@ -265,6 +265,17 @@ class Shapes:
         return {}
 
 
+def trained_names(shapes: Shapes) -> list[str]:
+    """The names of the trained parameters of a formula, whose blocks that are alike have neighbouring numbers."""
+    names = list[str]()
+    for block in shapes.blocks:
+        group, _, first = block.name.rpartition(".")
+        for number in range(block.count):
+            own = f"{group}.{int(first) + number}" if block.count > 1 else block.name
+            names += [own + weight.name.removeprefix(block.name) for weight in block.weights if weight.trained]
+    return names
+
+
 @dataclass(frozen=True)
 class Types:
     """Bytes per element: `param` of stored weights, `compute` in matrix products, `reduce` of gradients on the wire."""

@@ -57,6 +57,7 @@ def refused(word: Word, place: Place) -> Iterable[str]:
     if top == "hydra" or is_typed_only(word.key):
         name = word.key if word.key == "sweep.out" else top
         yield f"{shown}: {name} cannot come from a recipe. Type it on the command line."
+        return
     if word.key == "expect.small":
         yield from _inside_small(word, place, shown)
     if place.trust == "remote":
@@ -83,7 +84,8 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
                 f"{shown}: a recipe from elsewhere cannot run downloaded code. Leave it out, or read that code first, "
                 f"and then type {word.key}=<value>."
             )
-        if isinstance(value, str) and not key.endswith("._target_") and (why := _unreachable(key, value, place)):
+        is_text = isinstance(value, str) and not key.endswith("._target_") and not closed
+        if is_text and (why := _unreachable(key, value, place)):
             yield f"{shown}: a recipe from elsewhere {why}. Type {word.key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{shown}: a recipe from elsewhere cannot contain control characters."

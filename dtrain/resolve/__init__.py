@@ -145,6 +145,7 @@ def _resolve(config: Config, cluster: Cluster, trace: auto.Trace | None = None) 
     config, cluster = ranks.placed(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = chunk.decided(_plan_on(most, config, cluster, trace), cluster)
+    fit.rates(first)
     others = list[Plan]()
     for nodes in fewer:
         try:

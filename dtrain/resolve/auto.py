@@ -172,9 +172,9 @@ def _reason(best: Layout, found: Found) -> str:
     if len(found.layouts) == 1:
         return f"{spelled(best.words)}, {need}"
     other = found.layouts[1]
-    return (
-        f"{spelled(best.words)}, {need}; next is {spelled(other.words)}, {other.seconds / best.seconds:.2f}x the time"
-    )
+    worse = other.worse(best)
+    times = f"{other.seconds / best.seconds:.2f}x the time" + f", but it {worse}" * bool(worse)
+    return f"{spelled(best.words)}, {need}; next is {spelled(other.words)}, {times}"
 
 
 def spelled(words: Words) -> str:

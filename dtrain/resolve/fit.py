@@ -6,9 +6,12 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import constraints
 from dtrain.config.facts import about, fact
+from dtrain.config.patterns import RATES, select
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.planned import Part
+from dtrain.planned import Part, Plan
+from dtrain.predict import formulas
+from dtrain.predict.shapes import trained_names
 from dtrain.resolve.declared import figures, may_have
 from dtrain.resolve.ranks import choose
 from dtrain.resolve.sets import is_of_a_set, measured_on
@@ -255,6 +258,14 @@ def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
                 word = "bf16"
         part["products"], draft["why"]["optim.products"] = word, f"{word} (auto: {reason})"
     return {"optim": part}
+
+
+def rates(plan: Plan) -> None:
+    """Raises WordsError for a pattern of optim.lr_of that fits no parameter, where a formula has their names."""
+    patterns = plan.optim.get("lr_of") if about(plan.optim).get("allowed", {}).get("lr_of") else None
+    shapes = formulas.shapes(plan) if patterns else None
+    if patterns and shapes:
+        select(trained_names(shapes), [*patterns], *RATES)
 
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

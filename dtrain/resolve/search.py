@@ -70,6 +70,14 @@ class Layout:
     def cost(self) -> tuple[int, bool]:
         return _cost(self.words, self.plan.mesh)
 
+    def worse(self, first: "Layout") -> str:
+        """Why the search prefers `first` to this layout, which is faster; empty if it is not."""
+        if self.seconds >= first.seconds:
+            return ""
+        if self.cost > first.cost:
+            return "splits the model along more axes" if self.cost[0] > first.cost[0] else "recomputes"
+        return "needs more memory"
+
 
 @dataclass(frozen=True)
 class Model:

@@ -6,7 +6,7 @@ dtrain plan best json <words>                                                   
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
         if config.cluster.get("price") is not None:
             prices = ("price", *(price.amount(price_of(layout)) for layout in found.layouts))
             rows = [(*row[:-1], each, row[-1]) for row, each in zip(rows, prices, strict=True)]
-        screen.say(screen.figures(rows))
+        screen.say(screen.figures(rows), *(_preferred(found.layouts) if target == "time" else ()))
     elif found.least:
         least = found.least
         screen.say(
@@ -55,6 +55,14 @@ def run(words: Sequence[str]) -> int:
             f"{report.size(least.prediction.budget)}. Type more nodes or devices, or a smaller {least.smaller}."
         )
     return 0
+
+
+def _preferred(layouts: Sequence[Layout]) -> Iterator[str]:
+    """Why the first layout is not the fastest, if it is not."""
+    first, fastest = layouts[0], min(layouts, key=lambda layout: layout.seconds)
+    if worse := fastest.worse(first):
+        more = first.seconds / fastest.seconds - 1
+        yield f"The first is preferred, although it takes {more:.1%} longer than the fastest, which {worse}."
 
 
 def _different(layouts: Sequence[Layout]) -> list[Layout]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from dtrain import secrets
-from dtrain.compose import provenance
+from dtrain.compose import layers, provenance
 from dtrain.config.schema import Config
 from dtrain.config.word import typed_at
 from dtrain.launcher import apart
@@ -69,7 +69,10 @@ def _asked(config: Config) -> Iterator[tuple[str, str]]:
             files[re.sub(r":\d+$", "", source)].append(key)
     typed = files.pop(typed_at(), [])
     if typed:
-        yield "asked", screen.on_one_line(" ".join(f"{key}={provenance.shown(key, values[key])}" for key in typed))
+        yield (
+            "asked",
+            screen.on_one_line(" ".join(layers.as_typed(key, provenance.shown(key, values[key])) for key in typed)),
+        )
     for file, keys in files.items():
         yield "from", screen.on_one_line(f"{secrets.masked(file)}: {', '.join(keys)}")
 

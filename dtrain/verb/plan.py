@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     refused = [secrets.masked(prediction.shapes.refused)] * bool(prediction.shapes.refused)
     unmet = [*requires.unmet(config, cluster), *_lacking(plan), *refused]
-    missing = [("not here", screen.on_one_line(sentence)) for sentence in dict.fromkeys(unmet)]
+    missing = [("stops it", screen.on_one_line(sentence)) for sentence in dict.fromkeys(unmet)]
     code = [("code", sentence) for sentence in commands_in(config)]
     screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing, *code]))
     if not prediction.fits:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from data.test_rows import BUILD
 
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, PreflightError
+from dtrain.files import parquetfile
 
 COLUMNS: dict[str, Any] = {
     "int8": pa.array([1, 2, 3], pa.int8()),
@@ -83,3 +84,9 @@ def test_a_damaged_file_is_named(damage: Any, sentence: str, tmp_path: Path) -> 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DtrainError, match=sentence):
         build(str(path), cache=str(tmp_path)).take(np.arange(9), np.zeros(9, int))
+
+
+def test_rows_in_another_format_are_told_with_their_word(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(PreflightError, match=r"no Parquet file\. Type data=csv"):
+        parquetfile.footer(str(tmp_path / "train.csv"))

@@ -10,10 +10,13 @@ from small import PARTS, STRATEGIES, agree, few_steps, joined, mesh_of, plan, sm
 from torch import nn
 
 from dtrain.build import build
+from dtrain.config.patterns import fits, select
 from dtrain.errors import WordsError
 from dtrain.loop.assemble import assemble, prepare
 from dtrain.model import construct
-from dtrain.model.patterns import check_rates, fits, freeze, select
+from dtrain.model.patterns import check_rates, freeze
+from dtrain.predict import formulas
+from dtrain.predict.shapes import trained_names
 from dtrain.tracing import shapes_of
 
 FROZEN = ["embed", "blocks.0", "attention.k.weight", "*norm"]
@@ -170,6 +173,24 @@ def test_a_rate_of_nothing_is_refused() -> None:
         check_rates(small_gpt(), {"embedd": 1e-4})
     with pytest.raises(WordsError, match=r"optim.lr_of: the lr of embed is fast, not a number >= 0"):
         plan("optim.lr_of={embed:fast}")
+
+
+def test_a_plan_refuses_what_fits_no_parameter_where_the_shapes_are_known() -> None:
+    plan("optim.lr_of={blocks.0: 1e-2, 'blocks.*': 1e-3, out.weight: 1}")
+    for pattern, near in (
+        ("blockz.*", r"mean blocks\.\*"),
+        ("blocks.40", "mean blocks"),
+        ("atention", "mean attention"),
+    ):
+        with pytest.raises(WordsError, match=rf"optim\.lr_of: no trained parameter of the model fits .*{near}"):
+            plan(f"optim.lr_of={{'{pattern}': 1e-4}}")
+
+
+def test_the_names_of_shapes_are_the_names_of_the_model() -> None:
+    shapes = formulas.shapes(plan("model.layers=3", "data=synthetic"))
+    assert shapes and {name for name in trained_names(shapes) if "blocks.2" in name} == {
+        f"blocks.2.{name}" for name, _ in small_gpt().blocks[0].named_parameters()
+    }
 
 
 def test_a_frozen_parameter_has_no_rate() -> None:

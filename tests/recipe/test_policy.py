@@ -26,7 +26,13 @@ def problems(key: str, value: object, place: Place) -> list[str]:
 @pytest.mark.parametrize("key", ["trust", "out", "out_options.key", "hydra.searchpath", "hydra.run.dir", "sweep.out"])
 def test_no_recipe_says_whom_to_trust_or_where_to_write(key: str, place: Place) -> None:
     name = key if key == "sweep.out" else key.split(".")[0]
-    assert f"{name} cannot come from a recipe" in problems(key, "x", place)[0]
+    (problem,) = problems(key, "/x", place)
+    assert f"{name} cannot come from a recipe. Type it on the command line." in problem
+
+
+def test_a_closed_key_is_one_fault() -> None:
+    (problem,) = problems("data.cache", "/x", REMOTE)
+    assert "data.cache cannot come from a recipe from elsewhere" in problem
 
 
 FOREIGN = {

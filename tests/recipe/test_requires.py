@@ -51,4 +51,4 @@ def test_a_run_is_refused_and_a_plan_says_so(tmp_path: Path, capsys: pytest.Capt
     assert f"dtrain: requires.gpus=4096 ({tmp_path}/big.yaml:3): this host has" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert main(["plan", *words]) == 0
-    assert "not here    requires.gpus=4096" in capsys.readouterr().out
+    assert "stops it    requires.gpus=4096" in capsys.readouterr().out

@@ -59,6 +59,17 @@ def test_auto_takes_the_first_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert " ".join(words) in resolve(composed(*B8), detect()).why["strategy"]  # type: ignore[arg-type]
 
 
+def test_a_first_layout_that_is_not_the_fastest_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "cluster=h100x8", "devices=4", "model.layers=32", "model.width=4096", "model.heads=32", "data=synthetic",
+        "data.sequence=32768", "data.vocab=128256", "remat=none",
+    )  # fmt: skip
+    *table, last = rows(capsys, *words)
+    first, second, *_ = (float(line.split()[0]) for line in table if re.match(r"[\d.]+ s .*strategy", line))
+    assert first > second and "The first is preferred" in last and "splits the model along more axes" in last
+    assert "but it splits the model along more axes" in resolve(composed(*words), detect()).why["strategy"]
+
+
 def test_what_is_said_stays(capsys: pytest.CaptureFixture[str]) -> None:
     for layout in found(capsys, *B8, "strategy=fsdp", "strategy.offload=cpu", "mesh.tp=2", "remat=selective"):
         keys = {word.partition("=")[0]: word for word in layout["words"]}  # type: ignore[attr-defined]

@@ -286,6 +286,6 @@ def test_data_that_would_stop_the_run_is_shown_as_such(tmp_path: Path, capsys: p
     small = ["data.sequence=8", "model.vocab=400", "model.width=32", "model.heads=2", f"data.cache={tmp_path}"]
     assert main(["plan", *words, *small]) == 0
     shown = capsys.readouterr().out
-    assert "not here    data.path" in shown, shown
-    assert "data.sequence=" in shown.partition("not here")[2]
+    assert "stops it    data.path" in shown, shown
+    assert "data.sequence=" in shown.partition("stops it")[2]
     assert "PreflightError" not in shown

@@ -1,11 +1,14 @@
 """`dtrain why`: what was predicted of a run beside what its files say."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dtrain.errors import StoreError, WordsError
+from dtrain.predict.report import duration
 from dtrain.verb import train, why
 
 WORDS = (
@@ -47,8 +50,31 @@ def test_a_run_that_was_slow_is_told_what_to_type(run: Path, capsys: pytest.Capt
     rows = [{**row, "step_seconds": row["step_seconds"] * (1e3 if row["step"] != 20 else 5e4)} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = shown(capsys, run)
-    assert "slower than usual for a" in told["time"] and "dtrain doctor" in told["type"]
+    assert "slower than usual for a" in told["time"] and "dtrain doctor, without words" in told["type"]
     assert "of them slow, which took more than the median by" in told["wall"]
+
+
+def test_time_that_steps_wait_for_samples_is_told(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    spent = {"time_step": 500.0, "time_data_wait": 300.0, "time_checkpoint_stall": 100.0, "time_evaluate": 50.0}
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: row[name] for name in row if not name.startswith("time_")} for row in rows]
+    rows[-1] |= {**spent, "time_other": 50.0}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert why.run([str(copied)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part, seconds in {"30 steps": 500, "waiting for samples": 300, "waiting for saves": 100}.items():
+        assert f"{part} {duration(seconds)}" in told
+    told = shown(capsys, copied)
+    assert "steps wait for them 30% of the time" in told["samples"]
+    plan = yaml.safe_load((copied / "plan.yaml").read_text())
+    plan["trust"], plan["data"]["workers"] = ["mypkg"], 2
+    (copied / "plan.yaml").write_text(yaml.safe_dump(plan))
+    told = shown(capsys, copied)
+    assert "data.workers=4" in told["samples"] and told["a step"].split() != []
+    assert "only you can trust" in told["predicted"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
-from dtrain.compose import here
+from dtrain.compose import here, provenance
 from dtrain.config import constraints, files, grammar, meaning
 from dtrain.config.elsewhere import VERBS as VERBS_ELSEWHERE
 from dtrain.config.facts import SHARED, allowed_of
@@ -372,4 +372,5 @@ def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word)
     if not others or group in LISTS or name[0] == "_":
         return near
     listed = " or ".join(f"{group}={other}" for other in others) if len(others) <= MOST else f"{group}={others[0]}"
-    return f" {listed} has it."
+    chosen = f" {provenance.choosing(group, others[0], word.source)}" if len(others) == 1 else ""
+    return f" {listed} has it.{chosen.rstrip()}"

@@ -363,6 +363,9 @@ def is_moot(word: Word, known: Vocabulary) -> bool:
 def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word) -> str:
     """A hint: the words of the group that have this argument, what it means in other tools, or a similar argument."""
     group, name = word.key.split(".")[0], word.key.removeprefix(f"{path}.").split(".")[0]
+    plain = word.text if isinstance(word.value, list | dict) or word.sweep else str(word.value)
+    if told := meaning.of_argument(f"{group}={known.choices[group]}", name, plain):
+        return meaning.hint(told)
     near = " It takes nothing."
     if told := meaning.meant(word.key, word.text):
         near = meaning.hint(told)

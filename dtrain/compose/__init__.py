@@ -32,6 +32,8 @@ from dtrain.storage import options, store
 
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
 """Key -> the one that says the same in another unit."""
+HOLDOUT = "data.holdout"
+"""The part that is held out, unless data.holdout_dataset or data.holdout_path has the held-out data."""
 REPEATED = ("recipe", "hydra.searchpath")
 """Words that may be given several times and all count."""
 
@@ -277,6 +279,7 @@ def _settle(words: list[Word]) -> list[Word]:
         ] + [word]
     given = {word.key for word in final if word.value not in ("???", None)}
     answered = {key for key, other in LENGTHS.items() if other in given}
+    answered |= {HOLDOUT for key in given if key.startswith(f"{HOLDOUT}_")}
     final = [word for word in final if word.value != "???" or word.key not in answered]
     return [word for word in final if word.key != "hydra.searchpath"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
-from dtrain.compose import here, layers
+from dtrain.compose import here, layers, provenance
 from dtrain.config import constraints, files, grammar, meaning
 from dtrain.config.elsewhere import VERBS as VERBS_ELSEWHERE
 from dtrain.config.facts import SHARED, allowed_of
@@ -365,6 +365,9 @@ def is_moot(word: Word, known: Vocabulary) -> bool:
 def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word) -> str:
     """A hint: the words of the group that have this argument, what it means in other tools, or a similar argument."""
     group, name = word.key.split(".")[0], word.key.removeprefix(f"{path}.").split(".")[0]
+    plain = word.text if isinstance(word.value, list | dict) or word.sweep else str(word.value)
+    if told := meaning.of_argument(f"{group}={known.choices[group]}", name, plain):
+        return meaning.hint(told)
     near = " It takes nothing."
     if told := meaning.meant(word.key, word.text):
         near = meaning.hint(told)
@@ -374,4 +377,5 @@ def _instead(known: Vocabulary, arguments: Sequence[str], path: str, word: Word)
     if not others or group in LISTS or name[0] == "_":
         return near
     listed = " or ".join(f"{group}={other}" for other in others) if len(others) <= MOST else f"{group}={others[0]}"
-    return f" {listed} has it."
+    chosen = f" {provenance.choosing(group, others[0], word.source)}" if len(others) == 1 else ""
+    return f" {listed} has it.{chosen.rstrip()}"

@@ -5,6 +5,7 @@ See it with `dtrain plan why strategy=fsdp devices=2`, or for some keys alone wi
 strategy=fsdp devices=2`.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -28,6 +29,8 @@ RULES = {
 """The source of decisions for which `auto` gave no reason."""
 MOST_NAMED = 5
 """Most arguments that one note names."""
+LINE = re.compile(r"(.+\.ya?ml):\d+")
+"""Source of a value in a recipe, with its line."""
 LONGEST = 48
 """Length at which a shown value is cut, in characters."""
 
@@ -100,18 +103,35 @@ def left_out(config: Config) -> Iterator[str]:
     """A note for each part that another word or `_target_` replaced, with the arguments that were dropped with it."""
     dropped: dict[str, list[str]] = {}
     for key, values in config.history.items():
-        value, source = values[-1]
         above = [key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1)]
         by = next((name for part in above for name in (f"{part}._target_", part) if name in config.sources), "")
-        if by.split(".")[0] in GROUPS and by not in LISTS and key not in config.sources and value != "???":
-            dropped.setdefault(by, []).append(f"{key}={value} ({source})")
+        if by.split(".")[0] in GROUPS and by not in LISTS and key not in config.sources and values[-1][0] != "???":
+            dropped.setdefault(by, []).append(key)
     given = asked(config)
-    for by, arguments in dropped.items():
+    for by, keys in dropped.items():
+        arguments = [f"{key}={config.history[key][-1][0]} ({config.history[key][-1][1]})" for key in keys]
         more = f" and {len(arguments) - MOST_NAMED} more" if len(arguments) > MOST_NAMED else ""
         yield (
             f"{', '.join(arguments[:MOST_NAMED])}{more}: not used, because {by}={shown(by, given[by])} "
-            f"({config.sources[by]}) replaces that part. Type what you want to keep."
+            f"({config.sources[by]}) replaces that part. Type what you want to keep"
+            f"{_kept_by_a_file(config, by, keys)}."
         )
+
+
+def _kept_by_a_file(config: Config, by: str, keys: Sequence[str]) -> str:
+    """How the first file whose arguments were dropped keeps them, if the part that replaced theirs takes them all."""
+    names = {key.removeprefix(f"{by}.").partition(".")[0] for key in keys}
+    source = config.history[keys[0]][-1][1]
+    if by not in GROUPS or not names <= {*getattr(config, by)}:
+        return ""
+    told = choosing(by, str(config.choices[by]), source)
+    return f", or {told[0].lower()}{told[1:].rstrip('.')}" if told else ""
+
+
+def choosing(group: str, word: str, source: str) -> str:
+    """The sentence that has a recipe choose the word whose arguments it gives; empty if `source` is no local file."""
+    file = LINE.fullmatch(source)
+    return f"Write `defaults: [override /{group}: {word}]` into {file[1]}." if file and "://" not in source else ""
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

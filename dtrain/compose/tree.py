@@ -3,6 +3,7 @@ order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -12,8 +13,9 @@ from dtrain.compose.check import NAMELESS, Vocabulary
 from dtrain.compose.here import Own, folders, own_words, place, strangers, trusted
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
-from dtrain.config.constraints import wants_text
+from dtrain.config.constraints import is_of_texts, wants_text
 from dtrain.config.facts import about
+from dtrain.config.grammar import Unread, texts
 from dtrain.config.schema import GROUPS, LISTS, NAMED, WORDS, Config, Schema
 from dtrain.config.schema import defaults as schema_defaults
 from dtrain.config.word import Word, quote, text
@@ -127,8 +129,12 @@ def _misshapen(tree: files.Node, replaced: Sequence[str], vocabulary: Vocabulary
 
 
 def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
-    """A number typed for a text becomes that text."""
+    """A number typed for a text becomes that text, and what is no plain list becomes one where texts are listed."""
     allowed, value = vocabulary.allowed(word.key), word.value
+    if isinstance(value, str) and "${" not in value and allowed is not None and is_of_texts(allowed):
+        with suppress(Unread):
+            return replace(word, value=(items := texts(value)), text=text(items))
+        return word
     if (
         allowed is None
         or isinstance(value, bool)

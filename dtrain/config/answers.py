@@ -331,6 +331,30 @@ SAYINGS: Mapping[str, str | Mapping[str, str]] = {
     "trust_remote_code": OWN_CODE, "config_dir config_path": "hydra.searchpath=[{}]",
 }
 """Names in other tools -> what is typed here, of all values or by value in lower case."""
+BY_WORD: Mapping[str, Mapping[str, str]] = {
+    "launcher=slurm": {
+        "image container container_image": "launcher.more=['--container-image={}']",
+        "mounts volumes container_mounts": "launcher.more=['--container-mounts={}']",
+        "container_workdir workdir folder": "launcher.more=['--container-workdir={}']",
+        "mem memory": "launcher.more=[--mem={}]", "gres": "launcher.more=[--gres={}]",
+        **{name: f"launcher.more=['--{name.replace('_', '-')}={{}}']"
+           for name in ("constraint", "nodelist", "exclude", "reservation", "dependency", "licenses", "comment",
+                        "mail_type", "mail_user", "begin", "priority", "nice", "switches", "tmp")},
+        "exclusive": "launcher.more=[--exclusive]", "requeue": "The job is queued again until it has finished. Leave "
+            "it out.",
+        "queue": "launcher.partition={}", "cpus_per_task cpus_per_gpu": "Type threads=<cores of a rank>.",
+        "time_min timeout_min": "launcher.time={}",
+        "env environment": "The job has the environment of the command. Type "
+            "launcher.setup=['export <name>=<value>'] for more.",
+    },
+    "launcher=kubernetes": {
+        "partition": "launcher.queue={}", "container container_image": "launcher.image={}",
+        "setup": "Put it into the image.",
+        "node_selector nodeselector": "Type launcher.patch={spec: {nodeSelector: {<name>: <value>}}}.",
+        "secrets": "Type launcher.env_from=[<secret>/<key>:<variable>].", "mounts": "launcher.volumes=[{}]",
+    },
+}
+"""The word chosen for a group -> names of its arguments elsewhere -> what is typed here."""
 SWITCHES = (
     "auto_lr_find lr_find lr_finder swa stochastic_weight_avg stochastic_weight_averaging use_ema model_ema "
     "load_best_model_at_end save_best save_best_only early_stopping early_stop use_early_stopping detect_anomaly "

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from dtrain.config.grammar import typed
+from dtrain.config.grammar import Unread, texts, typed
 
 RANGE = re.compile(
     r"(?P<kind>int|number)s?(?: (?P<over>>=?) (?P<low>[-\d.e]+))?(?:(?: and)? (?P<under><=?) (?P<high>[-\d.e]+))?"
@@ -257,6 +257,8 @@ def instead(value: Any, allowed: Any, default: Any = None) -> Any:
         return ":".join(sorted(ends.groups(), key=int))
     if str(value).lower() in NONE and "null" in choices:
         return None
+    if "mapping" in kinds(allowed) and (named := _named(value)):
+        return named
     for items in (listed(value), [value]):
         if items and any(isinstance(kind, Many) and kind.holds(items) for kind in kinds(allowed)):
             return items
@@ -271,7 +273,26 @@ def instead(value: Any, allowed: Any, default: Any = None) -> Any:
 
 def listed(value: Any) -> list[Any]:
     """The items of a text that is meant as a list, with commas and optional brackets."""
-    return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")] if isinstance(value, str) else []
+    if not isinstance(value, str):
+        return []
+    try:
+        return [*map(typed, texts(value if value[:1] == "[" else f"[{value}]"))]
+    except Unread:
+        return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")]
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """A list of `name=value` or `name:value`, or one of them, as a mapping; empty for anything else."""
+    items = value if isinstance(value, list) else listed(value)
+    pairs = [re.fullmatch(r"([\w./-]+)\s*[=:]\s*(.*)", str(item)) for item in items]
+    return {pair[1]: typed(pair[2]) for pair in pairs if pair} if all(pairs) else {}
+
+
+def is_of_texts(allowed: Any) -> bool:
+    """Whether a value is a list of texts, and never one text."""
+    lists = [kind for kind in kinds(allowed) if isinstance(kind, Many)]
+    texts_alone = bool(lists) and all(kind.item in ("text", "some text") for kind in lists)
+    return texts_alone and not {"text", "some text", "any"}.intersection(map(str, kinds(allowed)))
 
 
 def choices_of(allowed: Any) -> list[str]:

@@ -14,6 +14,8 @@ FLOAT = re.compile(rf"[+-]?(?:(?:0|[1-9](?:_?\d)*|{POINT})e[+-]?\d(?:_?\d)*|{POI
 PRIMITIVE = re.compile(r"[\w/\-+.%*@?|: \t]+", re.ASCII)
 KEY = re.compile(r"[\w/\-+.%*@?| \t]+", re.ASCII)
 QUOTED = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"")
+ITEM = re.compile(r"""(?:[^,\[\]{}'"\\]|'[^'\\]*'|"[^"\\]*"|\[[^\[\]]*\]|\{[^{}]*\})+""")
+"""Of a list that holds texts alone: any letters up to a comma that is in no quotes and no brackets."""
 BLANK = re.compile(r"[ \t]*")
 FOR_HYDRA = re.compile(r"[($\\]")
 DEEPEST = 32
@@ -34,6 +36,23 @@ def read(text: str) -> list[Any]:
         if at == len(text):
             return values
         at = _skip(text, _expect(text, at, ","))
+
+
+def texts(text: str) -> list[str]:
+    """The items of a list that holds texts alone, which need quotes only around commas and brackets:
+    `[--constraint=a100,export A=1 B='x y']`. Raises Unread.
+    """
+    items: list[str] = []
+    at = _expect(text, 0, "[")
+    while text[at:] != "]":
+        at = _expect(text, at, ",") if items else at
+        item = ITEM.match(text, at)
+        if not item or not item[0].strip():
+            raise Unread(text)
+        quoted = QUOTED.fullmatch(item[0].strip())
+        items.append((quoted[1] or quoted[2] or "") if quoted else item[0].strip())
+        at = item.end()
+    return items
 
 
 def typed(text: str) -> Any:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from dtrain.config import constraints, files, grammar
-from dtrain.config.answers import FLAGS, OTHER, PART, SAID
+from dtrain.config.answers import BY_WORD, FLAGS, OTHER, PART, SAID
 from dtrain.config.elsewhere import MEANT, OURS
 from dtrain.config.facts import allowed_of
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS
@@ -17,7 +17,7 @@ PLACE = "/"
 """In the table: every value that is a path. A `[` stands for every list."""
 WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 FRACTION = re.compile(r"0?\.\d*[1-9]\d*")
-FILLED = re.compile(r"[\w.=\[]*\{\}\]?")
+FILLED = re.compile(r"[\w.=\['-]*\{\}'?\]?")
 """A word around the value that is filled in."""
 
 
@@ -36,6 +36,14 @@ def meant(name: str, value: str = "") -> str:
             return of_value(suffix, value) or valued(suffix, value)
     below = f"{group}.{'.'.join(parts[1:])}"
     return valued(below, value) if parts[0] in OURS and _allowed(below) is not None else ""
+
+
+def of_argument(chosen: str, name: str, value: str) -> str:
+    """What an argument that the word chosen for a group does not have is here; `chosen` as in `launcher=slurm`."""
+    table = {each: text for names, text in BY_WORD.get(chosen, {}).items() for each in names.split()}
+    if name in table:
+        return _filled(table[name], value)
+    return valued(name, value) if name in ALLOWED else ""
 
 
 def _said(name: str, value: str) -> str:

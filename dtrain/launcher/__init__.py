@@ -5,7 +5,7 @@ joins the run's server. The server, rounds, restarts and the ranks themselves ar
 (dtrain/launcher/local). docs/engines.md shows how one is written.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -89,6 +89,10 @@ class Detached(Launcher, Protocol):
 
     def cancel(self, job: str, *, save: bool) -> None:
         """Ask the run of a job to save and stop, or end the job at once. Nobody is waited for."""
+        ...
+
+    def notes(self, plan: Plan) -> Iterable[str]:
+        """A sentence for each word that may stand, and is most often a mistake. Nothing is looked up."""
         ...
 
     def log(self, out: str, job: str) -> Path:

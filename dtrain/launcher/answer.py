@@ -19,10 +19,12 @@ def answer(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
     without: Collection[str] = (),
+    unreached: tuple[re.Pattern[str], str],
 ) -> str:
     """The output of a command for `launcher`. `install`: what to do if it is not here. `environment`: beside that of
-    this process, of which the variables `without` are left out. Ctrl-C in the terminal does not reach the command.
-    Raises PreflightError with its own sentence.
+    this process, of which the variables `without` are left out. `unreached`: what the command says where its scheduler
+    is not reached, and the sentence for it. Ctrl-C in the terminal does not reach the command. Raises PreflightError
+    with its own sentence.
     """
     name = command[0]
     kept = {variable: value for variable, value in os.environ.items() if variable not in without}
@@ -42,5 +44,6 @@ def answer(
         # the name of a Secret is none, but stands where one would
         said = re.sub(r'\bsecrets "([\w.-]+)"', r"the Secret \1", "; ".join(reasons))
         sentence = cut(said, 400).rstrip(".") or f"it ended with exit code {error.returncode}"
-        raise PreflightError(f"launcher={launcher}: {name}: {sentence}.") from error
+        told = f" {unreached[1]}" if unreached[0].search(sentence) else ""
+        raise PreflightError(f"launcher={launcher}: {name}: {sentence}.{told}") from error
     return done.stdout

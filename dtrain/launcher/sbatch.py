@@ -20,6 +20,12 @@ LETTERS: Mapping[str, str] = {
 TASKS = "One task on each node starts its ranks: type devices=<ranks of a node>."
 LINES = "What the job says goes to the log that the command shows. Leave it out."
 WAITS = "The command itself waits, or does not: type launcher.detach=true."
+TIME = re.compile(r"\d+(:[0-5]?\d){0,2}|\d+-\d+(:[0-5]?\d){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+"""Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>s(?:econds?)?|m(?:in(?:utes?)?)?|h(?:ours?)?|d(?:ays?)?)")
+SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+TIMES = ("time", "time-min")
+CONTAINERS = ("container", "container-image", "container-name")
 SHOWN = "dtrain plan <the words> shows the script. Leave it out."
 STATED: Mapping[str, str] = {
     "nodes": "Type nodes=<number>.",
@@ -71,7 +77,23 @@ def option(text: str) -> Option:
         value = value[1:-1]
     if not match or not value.isprintable() or re.match(r"-\S|.*\s--?[A-Za-z]", value):
         raise ValueError(f"{cut(text)!r} is no option of sbatch. Type one in each item: --<name>=<value>.")
-    return Option(match["long"] or LETTERS.get(match["short"], match["short"]), value, text)
+    name = match["long"] or LETTERS.get(match["short"], match["short"])
+    return Option(name, duration(value) if name in TIMES else value, text)
+
+
+def duration(text: str) -> str:
+    """A time limit as sbatch takes it, which knows no units: 4:00:00 for 4h. Raises ValueError."""
+    span = SPAN.fullmatch(text)
+    if span:
+        seconds = round(float(span["number"]) * SPANS[span["unit"][0]])
+        days, rest = divmod(seconds, 86400)
+        hours = f"{days}-{rest // 3600}" if days else f"{rest // 3600}"
+        return f"{hours}:{rest // 60 % 60:02}:{rest % 60:02}"
+    if not TIME.fullmatch(text):
+        raise ValueError(
+            f"{cut(text)!r} is no time limit: minutes, hours:minutes:seconds, days-hours:minutes:seconds, or 4h."
+        )
+    return text
 
 
 def stated(name: str) -> str:

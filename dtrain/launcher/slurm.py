@@ -27,6 +27,7 @@ from dtrain.launcher.sbatch import Option
 from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import masked
+from dtrain.storage import store
 
 VALUE = re.compile(r"[\w.:,@/+][\w.:,@/+-]*")
 VARIABLES = {"time": "SBATCH_TIMELIMIT", "array": "SBATCH_ARRAY_INX"}
@@ -42,6 +43,11 @@ WAITS = {
 }
 """States in which a job does nothing, and why."""
 REPLACED = ("cpus-per-task", "gpus-per-node")
+UNREACHED = (
+    re.compile("resolve_ctls|configuration source|contact slurm controller|slurm.conf|munge|refused|timed out", re.I),
+    "Slurm's controller is not reached from here. Type the words on a host where sinfo answers, such as a login node.",
+)
+"""What commands of Slurm say on a host that does not reach it, and what to do."""
 PREEMPTED_SECONDS = 900
 """Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
 SETUP = """\
@@ -104,7 +110,7 @@ class Slurm:
         wait: float, address: str | None,
     ) -> None:  # fmt: skip
         self.detach = detach
-        self._asked = {"partition": partition, "account": account, "qos": qos, "time": time}
+        self._asked = {"partition": partition, "account": account, "qos": qos, "time": _limit(time)}
         self._more, self._setup, self._save_before = [*more], [*setup], save_before
         self._python = python or sys.executable
         self._serving: dict[str, Any] = {"restarts": restarts, "silence": silence, "wait": wait, "address": address}
@@ -152,6 +158,20 @@ class Slurm:
 
     def reading(self, out: str, job: str) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        if plan.nodes > 1 and store.is_local(plan.out) and store.local_path(plan.out).is_relative_to("/tmp"):
+            yield (
+                f"out={plan.out}: /tmp is most often a folder of each node alone. Type out=<a folder that all nodes "
+                "share>, or a URL."
+            )
+        with contextlib.suppress(ValueError):
+            is_in_container = any(sbatch.option(text).name in sbatch.CONTAINERS for text in self._more)
+            if is_in_container and self._python == sys.executable:
+                yield (
+                    f"launcher.more asks for a container, and the script runs {self._python}, the Python of this host. "
+                    "Type launcher.python=python for the Python of the image."
+                )
 
     def launch(self, plan: Plan) -> Result:
         """Serve the run on this node of the job. Raises PreflightError outside of one."""
@@ -215,8 +235,12 @@ class Slurm:
 
     def _wrong(self, plan: Plan) -> Iterator[str]:
         for name, value in self._asked.items():
-            if value is not None and not VALUE.fullmatch(value):
+            if name != "time" and value is not None and not VALUE.fullmatch(value):
                 yield f"launcher.{name}={cut(value)!r}: sbatch takes one word without quotes."
+        try:
+            sbatch.duration(self._asked["time"] or "0")
+        except ValueError as error:
+            yield f"launcher.time: {error} Type launcher.time=4:00:00."
         if any(masked(line) != line for line in (*self._more, *self._setup)):
             yield (
                 "launcher.more or launcher.setup holds a secret, and stands in a script that others can read. Set it "
@@ -225,6 +249,13 @@ class Slurm:
         for name, text in (("out", plan.out), ("the working folder", str(Path.cwd()))):
             if re.search(r"[\n\r\"\\%]", text):
                 yield f"{name} is {cut(text)!r}: sbatch takes no path with a quote, a backslash, % or a new line."
+
+
+def _limit(time: str | None) -> str | None:
+    """`time` as sbatch takes it; what is no time at all is refused with the other words."""
+    with contextlib.suppress(ValueError):
+        return time and sbatch.duration(time)
+    return time
 
 
 class Steps:
@@ -260,5 +291,5 @@ def _ask(
     """The output of a command of Slurm. Raises PreflightError with its own sentence."""
     return answer(
         command, launcher="slurm", install="Type the words on a host of the cluster.", stdin=script,
-        environment=environment, without=without,
+        environment=environment, without=without, unreached=UNREACHED,
     )  # fmt: skip

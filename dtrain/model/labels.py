@@ -15,7 +15,8 @@ from dtrain.errors import WordsError, an
 
 def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
     """Give the configuration of a classifier the names of the data's classes, and note outputs that no class has. A
-    model of others is left as it is. Raises WordsError for images of another size than the model takes.
+    model of others is left as it is. Raises WordsError for images of another size than the model takes, and for a head
+    with fewer outputs than the data has classes.
     """
     config: Any = getattr(model, "config", None)
     if not _is_of_transformers(model):
@@ -27,11 +28,15 @@ def fit(model: nn.Module, facts: Mapping[str, Any]) -> None:
     if names and len(names) == config.num_labels:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-    pretrained = any(parameter.is_meta for parameter in model.parameters())
-    if pretrained and 1 < classes < config.num_labels:
+    new = "model.head=new " if any(parameter.is_meta for parameter in model.parameters()) else ""
+    differ = f"the head of the model has {config.num_labels} outputs and the data {classes} classes"
+    instead = f"ype {new}model.config={{num_labels: {classes}}}."
+    if 1 < config.num_labels < classes:
+        raise WordsError(f"model: {differ}. T{instead}")
+    if 1 < classes < config.num_labels:
         vars(model)["_notes"] = [
-            f"the head of the model has {config.num_labels} outputs and the data {classes} classes: it learns that the "
-            f"others do not occur. For a head of its own type model.head=new model.config={{num_labels: {classes}}}."
+            f"{differ}: it learns that the others do not occur, and the names of the classes are not used. For a head "
+            f"with as many t{instead}"
         ]
 
 

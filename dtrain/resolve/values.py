@@ -3,12 +3,14 @@
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import constraints, files, meaning
 from dtrain.config.facts import about, fact
+from dtrain.config.grammar import Unread, texts
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
@@ -118,13 +120,23 @@ def sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         near = config.numbers.get(key, spelling(value))
     more = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
     more += ", without control characters" if isinstance(value, str) and constraints.CONTROLS.search(value) else ""
-    instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
+    instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else _spelt(near, allowed)}"
     if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
         f"{key}={cut(config.numbers.get(key, spelling(value)))} ({source}): {key} is "
         f"{constraints.say(allowed)}{more}.{meaning.hint(told or screen.typed(instead))}"
     )
+
+
+def _spelt(value: Any, allowed: Any) -> str:
+    """The value as it is typed; a text with quotes in a list of texts stands there as it is."""
+    quoted = cut(spelling(value)) if isinstance(value, dict) else spelling(value)
+    if "\\" in quoted and isinstance(value, list) and constraints.is_of_texts(allowed):
+        plain = f"[{','.join(map(str, value))}]"
+        with suppress(Unread):
+            return plain if texts(plain) == value else quoted
+    return quoted
 
 
 def source_of(config: Config, key: str) -> str:

@@ -22,6 +22,7 @@ from dtrain.config.permission import code_of
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
+from dtrain.launcher import Detached
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import price, report
 from dtrain.predict.advice import Change, advise
@@ -88,6 +89,8 @@ def run(words: Sequence[str]) -> int:
     missing = [("stops it", screen.on_one_line(sentence)) for sentence in dict.fromkeys(unmet)]
     code = [("code", sentence) for sentence in commands_in(config)]
     screen.say(show(plan), screen.rows([*report.rows(plan, prediction, width=screen.width()), *missing, *code]))
+    for note in notes_of_job(plan):
+        screen.complain(note, begin="note: ")
     if not prediction.fits:
         screen.say(screen.rows(report.advice(changes, plan)))
     return 0
@@ -148,6 +151,12 @@ def say_left_out(config: Config) -> None:
     """Notes about the arguments that were dropped with the parts they belong to."""
     for sentence in provenance.left_out(config):
         screen.complain(screen.on_one_line(sentence), begin="note: ")
+
+
+def notes_of_job(plan: Plan) -> Iterable[str]:
+    """What the scheduler of a plan has to say about its words; nothing where it has none."""
+    launcher: Detached | None = build(plan.launcher) if fact(plan.launcher, "detached") else None
+    return launcher.notes(plan) if launcher else ()
 
 
 def commands_in(config: Config) -> Iterator[str]:

@@ -24,7 +24,7 @@ from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.verb.decide import decide
-from dtrain.verb.plan import say_left_out
+from dtrain.verb.plan import notes_of_job, say_left_out
 
 SPENT = {
     "step": "steps",
@@ -68,7 +68,7 @@ def one(config: Config) -> Result:
             notes = [*_notes(config, plan)]
         screen.say(overview(plan, config))
         say_left_out(config)
-        for note in notes:
+        for note in (*notes, *notes_of_job(plan)):
             screen.complain(note, begin="note: ")
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")

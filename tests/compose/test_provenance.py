@@ -74,6 +74,19 @@ def test_arguments_that_went_with_the_part_they_were_for_are_noted(
     assert capsys.readouterr().err.count(f"note: {sentence}") == 1
 
 
+def test_arguments_in_a_file_that_does_not_choose_their_word_are_told_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "net.yaml"
+    path.write_text("launcher:\n  env: {A: b}\n")
+    instead = f"rite `defaults: [override /launcher: kubernetes]` into {path}."
+    (note,) = provenance.left_out(compose([f"recipe={path}", "launcher=kubernetes", "launcher.image=a"]))
+    assert note.endswith(f"Type what you want to keep, or w{instead}")
+    with pytest.raises(WordsError) as error:
+        compose([f"recipe={path}"])
+    assert str(error.value).endswith(f"launcher=auto has no env. launcher=kubernetes has it. W{instead}")
+    path.write_text(f"defaults: [override /launcher: kubernetes]\n{path.read_text()}")
+    assert compose([f"recipe={path}", "launcher.image=a"]).launcher["env"] == {"A": "b"}
+
+
 def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> None:
     for name, lr in (("a", 0.5), ("b", 0.25)):
         (tmp_path / f"{name}.yaml").write_text(f"optim: {{lr: {lr}}}\n")

@@ -53,6 +53,12 @@ def test_quoted_text_comes_back(text: str) -> None:
     assert hydra.read(quote(text)) == [text]
 
 
+@pytest.mark.parametrize("text", ["[", "[a", "a]", "[a,]", "[,a]", "[it's]", "[a]b", "[a][b]", "[a\\]", "[a},{b]"])
+def test_what_is_no_list_of_texts_is_not_read_as_one(text: str) -> None:
+    with pytest.raises(grammar.Unread):
+        grammar.texts(text)
+
+
 def test_a_list_comes_back_from_its_spelling() -> None:
     value = ["ünï", "b", {"a": "é"}, 1, "1", "1e3", "nan", "true", True]
     assert grammar.read(spelling(value)) == [value]

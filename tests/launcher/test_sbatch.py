@@ -1,5 +1,6 @@
 """Options of sbatch that a user adds: what sbatch takes is taken, and what states something else than the plan is not."""
 
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from launching import plan_of
 
 from dtrain.build import build
 from dtrain.config.word import quote
-from dtrain.errors import WordsError
+from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import slurm
 
 WORDS = ("launcher=slurm", "strategy=ddp", "batch=48", "devices=2", "nodes=1", "threads=1")
@@ -97,6 +98,75 @@ def test_what_states_something_else_than_the_plan_is_refused(item: str, sentence
         script(more=[item])
     assert len(error.value.problems) == 1 and "launcher.more: " in str(error.value)
     assert sentence in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("time", "limit"),
+    [("90", "90"), ("4h", "4:00:00"), ("1.5d", "1-12:00:00"), ("30min", "0:30:00"), ("2 days", "2-0:00:00"), ("1-2", "1-2"), ("4:00", "4:00")],
+)  # fmt: skip
+def test_a_time_limit_with_a_unit_is_written_as_sbatch_reads_it(time: str, limit: str) -> None:
+    assert f"#SBATCH --time={limit}\n" in script(f"launcher.time='{time}'")
+    assert f"#SBATCH --time={limit}\n" in script(more=[f"-t {time}"])
+
+
+def test_what_is_no_time_limit_is_refused() -> None:
+    for time in ("soon", "4x", "1h30", "5 months", "1:2:3:4", "4:77"):
+        with pytest.raises(WordsError, match=r"is no time limit: minutes, .*, or 4h. Type launcher.time=4:00:00."):
+            script(f"launcher.time='{time}'")
+        with pytest.raises(WordsError, match=r"launcher.more: .* is no time limit"):
+            script(more=[f"--time={time}"])
+
+
+def test_items_of_a_list_of_texts_need_no_quotes() -> None:
+    plan = plan_of("/shared/run", *WORDS, "launcher.more=[--constraint=a100,-d singleton]")
+    lines = build(plan.launcher).describe(plan).splitlines()
+    assert "#SBATCH --constraint=a100" in lines and "#SBATCH -d singleton" in lines
+    plan = plan_of("/shared/run", *WORDS, "launcher.setup=[export A=1 B='x y',x=$(hostname),'a,b']")
+    assert plan.launcher["setup"] == ["export A=1 B='x y'", "x=$(hostname)", "a,b"]
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("launcher.setup=export A=1 B='x y'", """Type "launcher.setup=[export A=1 B='x y']"."""),
+        ("launcher.container='nvcr.io#a/b'", """Type "launcher.more=['--container-image=nvcr.io#a/b']"."""),
+        ("launcher.image=foo", """Type "launcher.more=['--container-image=foo']"."""),
+        ("launcher.mail_user=me", """Type "launcher.more=['--mail-user=me']"."""),
+        ("launcher.mem=10G", "Type launcher.more=[--mem=10G]."),
+        ("launcher.nodes=2", "Type nodes=2."),
+        ("launcher.time_limit=4h", "Type time_limit="),
+    ],
+)
+def test_words_of_others_are_answered_with_what_slurm_has(word: str, answer: str) -> None:
+    with pytest.raises(WordsError) as error:
+        plan_of("/shared/run", *WORDS, word)
+    assert answer in str(error.value)
+
+
+def test_what_may_stand_and_is_most_often_a_mistake_is_noted() -> None:
+    def notes(out: str, *words: str) -> list[str]:
+        plan = plan_of(out, *WORDS, "nodes=2", "devices=1", *words)
+        return [*build(plan.launcher).notes(plan)]
+
+    image = "launcher.more=[--container-image=foo]"
+    assert not notes("/shared/run") and not notes("s3://b/tmp/run") and not notes("/tmp/run", "nodes=1")
+    assert "out=/tmp/run: /tmp is most often a folder of each node alone." in notes("/tmp/run")[0]
+    assert "Type launcher.python=python" in notes("/shared/run", image)[0]
+    assert not notes("/shared/run", image, "launcher.python=python")
+
+
+def test_a_slurm_that_is_not_reached_is_answered_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host"
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    plan = plan_of("/shared/run", *WORDS)
+    with pytest.raises(
+        PreflightError, match=r"Unknown host. Slurm's controller is not reached from here. Type the words"
+    ):
+        build(plan.launcher).jobs(plan.out)
 
 
 def test_other_numbers_of_gpus_and_two_words_for_one_thing_are_refused() -> None:

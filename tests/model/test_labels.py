@@ -43,6 +43,19 @@ def test_a_model_of_any_size_is_left_alone(tmp_path: Path) -> None:
     labels.fit(nn.Linear(2, 2), {"inputs": [3, 20, 20]})
 
 
+@pytest.mark.parametrize(("weights", "head"), [("pretrained", "model.head=new "), ("random", "")])
+def test_a_head_has_as_many_outputs_as_the_data_has_classes(weights: str, head: str, tmp_path: Path) -> None:
+    model, facts = made(tmp_path, weights=weights), {"inputs": [3, 32, 32], "outputs": 7}
+    with pytest.raises(
+        WordsError, match=rf"has 5 outputs and the data 7 classes. Type {head}model.config=.num_labels: 7"
+    ):
+        labels.fit(model, facts)
+    labels.fit(model, {**facts, "outputs": 3, "class_names": ["a", "b", "c"]})
+    (note,) = labels.notes(model)
+    assert "5 outputs and the data 3 classes" in note and note.endswith(f"type {head}model.config={{num_labels: 3}}.")
+    labels.fit(made(tmp_path, num_labels=1), facts)
+
+
 def test_outputs_that_no_class_has_are_told_and_classes_have_their_names(tmp_path: Path) -> None:
     facts = {"inputs": [3, 32, 32], "outputs": 2, "class_names": ["cat", "dog"]}
     model = made(tmp_path, weights="pretrained")

@@ -102,7 +102,7 @@ def complete(ledger: Ledger, silent: Iterable[str] = ()) -> None:
     for part in PARTS:
         if part in silent and not {part, f"{part}._target_", f"sweep.space.{part}"} & words.keys():
             ledger.ask(part)
-    if ledger.asks("data") and "data.holdout" not in words:
+    if ledger.asks("data") and not any(word.startswith("data.holdout") for word in words):
         ledger.ask("data.holdout", HOLDOUT)
     hint = ledger.command.get("schedule", "")
     if ledger.asks("schedule") and "schedule.warmup" not in words and "schedule.warmup" not in hint:

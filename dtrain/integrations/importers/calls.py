@@ -18,6 +18,8 @@ CALLS = {
     "DataParallelTrainer": "ray_trainer",
 }
 """Calls that configure a run -> the key of their arguments in the tree."""
+OWNERS = ("torch", "torch.random", "torch.cuda")
+"""Modules whose manual_seed seeds all generators."""
 DEEPEST = 50
 """Names that stand for names."""
 BRANCHES = (ast.If, ast.For, ast.While)
@@ -122,6 +124,12 @@ def same(values: Sequence[Any]) -> Any:
         names = dict.fromkeys(name for each in values for name in each)
         return {name: same([each.get(name) for each in values]) for name in names}
     return Differs(" or ".join(dict.fromkeys("nothing" if each is None else str(each) for each in values)))
+
+
+def is_seed(call: ast.Call) -> bool:
+    """Whether a call of a seeding function seeds the run, and not one generator: `Generator().manual_seed(1)`."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return owner is None or last(call.func) != "manual_seed" or ast.unparse(owner) in OWNERS
 
 
 def last(node: ast.expr) -> str:

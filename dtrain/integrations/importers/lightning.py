@@ -14,6 +14,7 @@ from typing import Any
 from dtrain.config.period import EPOCH
 from dtrain.integrations.importers import terms, trackers
 from dtrain.integrations.importers.callbacks import callbacks, class_of, sections
+from dtrain.integrations.importers.configured import configured
 from dtrain.integrations.importers.ledger import Ledger, count, names, show, whole
 from dtrain.integrations.importers.lightning_strategy import NO_STRATEGY, devices, part, strategy
 from dtrain.integrations.importers.made import Made, named
@@ -51,6 +52,7 @@ def translate(ledger: Ledger) -> None:
     if section:
         callbacks(ledger, "")
     _optimizer(ledger, outer)
+    configured(ledger, tuple(ledger.get(f"{section}{name}") for name in ("max_epochs", "max_steps")))
     _fitted(ledger, outer)
     unseen = [key for key in ledger.open() if key.startswith(f"{section}**")]
     ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *unseen)
@@ -300,6 +302,7 @@ COMMAND_KEYS: Mapping[str, Any] = {
     "optimizer.** lr_scheduler.**": refused(
         "type optim=adamw, sgd, muon or adafactor, and schedule=linear, cosine, constant or wsd, with arguments."
     ),
+    "evaluation": terms.EVALUATED,
     "DataLoader.batch_size": to("microbatch", count, "of each process"),
     "ckpt_path": terms.OWN_CHECKPOINT,
     "verbose return_predictions weights_only": unneeded("an option of other Lightning commands"),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtrain.integrations.importers import scopes
-from dtrain.integrations.importers.calls import Script, last, same
+from dtrain.integrations.importers.calls import Script, is_seed, last, same
 from dtrain.integrations.importers.ledger import Code
 from dtrain.integrations.importers.made import WRAPPERS, made
 from dtrain.integrations.importers.terms import DEFAULTS
@@ -41,6 +41,7 @@ LOSSES = {
 PLACES: Mapping[str, Sequence[str]] = {
     "DataLoader": ("dataset", "batch_size", "shuffle"),
     "scheduler": ("optimizer", "num_warmup_steps", "num_training_steps"),
+    "CosineAnnealingLR": ("optimizer", "T_max", "eta_min"),
     "get_scheduler": ("name", "optimizer", "num_warmup_steps", "num_training_steps"),
     "clip_grad_norm_": ("parameters", "max_norm"),
     "optimizer": ("params", "lr"),
@@ -58,15 +59,16 @@ def read(module: ast.Module, script: Script) -> dict[str, Any]:
     if "backward" not in by_name or not (optimizers or "Accelerator" in by_name or "Fabric" in by_name):
         return {}
     tree: dict[str, Any] = {name: same([script.arguments(call) for call in by_name.get(name, ())]) for name in TOOLS}
-    tree["optimizer"] = same([_optimizer(call, script) for call in optimizers])
-    tree["scheduler"] = same([_scheduler(call, script) for name in SCHEDULES for call in by_name.get(name, ())])
+    tree["optimizer"] = same([optimizer(call, script) for call in optimizers])
+    tree["scheduler"] = same([scheduler(call, script) for name in SCHEDULES for call in by_name.get(name, ())])
     loaders, trained = by_name.get("DataLoader", []), scopes.loaders(module)
     tree["DataLoader"] = same([_loader(call, module, script) for call in trained])
     tree["evaluation"] = _evaluation(module, [call for call in loaders if call not in trained])
     clips = [_named(script.arguments(call), "clip_grad_norm_") for call in by_name.get("clip_grad_norm_", ())]
     tree["clip_grad_norm"] = same([clip.get("max_norm", Code("its norm")) for clip in clips])
     tree["clip_grad_value"] = same([Code(ast.unparse(call)) for call in by_name.get("clip_grad_value_", ())])
-    tree["seed"] = same([script.value(call.args[0]) for name in SEEDS for call in by_name.get(name, ()) if call.args])
+    seeds = [call for name in SEEDS for call in by_name.get(name, ()) if call.args and is_seed(call)]
+    tree["seed"] = same([script.value(call.args[0]) for call in seeds])
     tree |= _length(module, script)
     tree["precision"] = _precision(by_name, script)
     tree["wrapper"] = same(sorted({kind for name, kind in WRAPPERS.items() if name in by_name}))
@@ -84,7 +86,7 @@ def _named(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
     return {places.get(name, name): value for name, value in arguments.items()}
 
 
-def _optimizer(call: ast.Call, script: Script) -> dict[str, Any]:
+def optimizer(call: ast.Call, script: Script) -> dict[str, Any]:
     arguments = _named(script.arguments(call), "optimizer")
     parameters = arguments.get("params")
     if isinstance(parameters, dict) and str(parameters.get("class_path")).endswith(".parameters"):
@@ -92,9 +94,9 @@ def _optimizer(call: ast.Call, script: Script) -> dict[str, Any]:
     return {"class_path": last(call.func), "init_args": arguments}
 
 
-def _scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
+def scheduler(call: ast.Call, script: Script) -> dict[str, Any]:
     name = last(call.func)
-    arguments = _named(script.arguments(call), name if name == "get_scheduler" else "scheduler")
+    arguments = _named(script.arguments(call), name if name in PLACES else "scheduler")
     curve = SCHEDULES[name] or arguments.pop("name", Code("its name"))
     arguments.pop("optimizer", None)
     return {"name": curve, **arguments}

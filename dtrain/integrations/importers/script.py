@@ -242,11 +242,7 @@ SAYS: Mapping[str, Any] = {
         "drop_last num_workers pin_memory persistent_workers prefetch_factor timeout generator generator.** "
         "worker_init_fn multiprocessing_context pin_memory_device in_order": DETAIL,
     },
-    "evaluation": refused(
-        "the evaluation is code. Type evaluate.every=epoch for one after each epoch, on "
-        "data.holdout_dataset._target_=<its dataset>, on data.holdout=<a part of the training data>, or on several "
-        "evaluate.sets={<name>: {dataset: {_target_: <its dataset>}}}, with evaluate.metrics=[<word>]."
-    ),
+    "evaluation": terms.EVALUATED,
     "clip_grad_norm": CLIP,
     "clip_grad_value": refused("dtrain clips gradients by their norm. Type clip=<largest norm>.", "clip"),
     "seed": when(is_code, refused("runs are always seeded. Type seed=<number> for another than 0."), to("seed", whole)),

@@ -62,6 +62,11 @@ QAT = (
     "export writes, with quantize_ of torchao; or type model._target_=<a function that returns the model after "
     "quantize_(model, QATConfig(...))> trust=[<its package>]."
 )
+EVALUATED = refused(
+    "the evaluation is code. Type evaluate.every=epoch for one after each epoch, on "
+    "data.holdout_dataset._target_=<its dataset>, on data.holdout=<a part of the training data>, or on several "
+    "evaluate.sets={<name>: {dataset: {_target_: <its dataset>}}}, with evaluate.metrics=[<word>]."
+)
 FP8 = turns_on({"precision": "fp8"}, "needs torchao and a GPU with fp8")
 GPUS = unneeded("GPUs if available, as here")
 NO_ACTIVATION_OFFLOAD = lacking("there is no activation offload. Type remat=full.")

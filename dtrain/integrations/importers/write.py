@@ -34,10 +34,11 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
 def not_given(ledger: Ledger, silent: Iterable[str]) -> Iterable[str]:
     """Yield a line that names the `silent` words that the file leaves to dtrain's defaults."""
     given = {word.split(".")[0] for word in ledger.words} | {*ledger.command}
+    given |= {"batch"} if {"microbatch", "accumulate"} <= given else set()
     given |= {"steps"} if "epochs" in given else set()
     missing = [word for word in silent if word not in given]
     if missing:
-        yield f"not given  {', '.join(missing)}: type them, or get dtrain's defaults"
+        yield f"not given  {', '.join(missing)}: type {'it' if len(missing) == 1 else 'them'}, or get dtrain's defaults"
 
 
 def command(ledger: Ledger, name: str) -> str:

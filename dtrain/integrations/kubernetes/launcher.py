@@ -27,7 +27,7 @@ from dtrain.errors import PreflightError, WordsError
 from dtrain.integrations.kubernetes import manifest
 from dtrain.integrations.kubernetes.manifest import INSTANCE, KINDS, Pods
 from dtrain.integrations.kubernetes.pending import Pending
-from dtrain.integrations.kubernetes.pods import problems, variable, volume
+from dtrain.integrations.kubernetes.pods import problems, size_of, variable, volume
 from dtrain.launcher import detached, process
 from dtrain.launcher.answer import answer
 from dtrain.launcher.external import External
@@ -35,6 +35,11 @@ from dtrain.launcher.local import attached
 from dtrain.planned import Plan
 from dtrain.result import Result
 
+UNREACHED = (
+    re.compile("connection to the server|unable to connect|no such host|timeout|context .* does not exist", re.I),
+    "No cluster is reached from here. kubectl config get-contexts lists them: type launcher.context=<a name>.",
+)
+"""What kubectl says where no cluster answers, and what to do."""
 LOOK_SECONDS = 2.0
 LAST_SECONDS = 10.0
 """Time for the last lines of a pod, once its job has ended."""
@@ -131,6 +136,14 @@ class Kubernetes:
 
     def log(self, out: str, job: str) -> Path:
         return detached.log_file(out, f"kubernetes-{job}")
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        given, asked = self._pods["memory"], manifest.predicted_bytes(plan)
+        if given and size_of(given) < asked:
+            yield (
+                f"launcher.memory={given}: {asked / (1 << 30):.1f} GiB would be requested by themselves, of which a "
+                "quarter is spare; a pod that takes more than its memory is killed."
+            )
 
     @contextmanager
     def reading(self, out: str, job: str) -> Iterator[None]:
@@ -266,4 +279,6 @@ def _name(out: str) -> str:
 
 
 def _ask(command: Sequence[str], stdin: str = "") -> str:
-    return answer(command, launcher="kubernetes", install="Install kubernetes-client.", stdin=stdin)
+    return answer(
+        command, launcher="kubernetes", install="Install kubernetes-client.", stdin=stdin, unreached=UNREACHED
+    )

@@ -241,7 +241,7 @@ def _resources(plan: Plan, pods: Pods) -> Object:
     if plan.device == "cuda" and plan.devices < gpus:
         cores = min(cores, plan.cluster["cpus"] * OF_A_CORE * plan.devices // gpus)
     limits = {"memory": pods.memory} if pods.memory else {}
-    asked = _predicted_bytes(plan)
+    asked = predicted_bytes(plan)
     memory = limits or ({"memory": f"{math.ceil(asked / (1 << 20))}Mi"} if asked else {})
     requests = {"cpu": f"{cores}m" if cores % 1000 else str(cores // 1000), **memory}
     if plan.device == "cuda":
@@ -249,7 +249,7 @@ def _resources(plan: Plan, pods: Pods) -> Object:
     return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
-def _predicted_bytes(plan: Plan) -> int:
+def predicted_bytes(plan: Plan) -> int:
     """Memory of the host that the ranks of a pod take; 0 if it is not known without building the model."""
     shapes = formulas.shapes(plan) or apart.known(plan)
     if shapes is None:

@@ -24,6 +24,15 @@ OF_A_JOB = {
     "ttlSecondsAfterFinished": "nothing: a day is kept",
 }  # fmt: skip
 """Fields of jobs, of which no pod template has one -> the words for them."""
+CAPABILITIES = (
+    "ALL", "AUDIT_CONTROL", "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "BPF", "CHECKPOINT_RESTORE", "CHOWN",
+    "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "IPC_LOCK", "IPC_OWNER", "KILL", "LEASE",
+    "LINUX_IMMUTABLE", "MAC_ADMIN", "MAC_OVERRIDE", "MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_BROADCAST",
+    "NET_RAW", "PERFMON", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYSLOG", "SYS_ADMIN", "SYS_BOOT", "SYS_CHROOT",
+    "SYS_MODULE", "SYS_NICE", "SYS_PACCT", "SYS_PTRACE", "SYS_RAWIO", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG",
+    "WAKE_ALARM",
+)  # fmt: skip
+"""https://man7.org/linux/man-pages/man7/capabilities.7.html"""
 OF_A_POD = {
     "restartPolicy": "It belongs to the failure policy of the job. Leave it out.",
     "terminationGracePeriodSeconds": "Type launcher.grace=<seconds>.",
@@ -62,6 +71,8 @@ def problems(
         if each.get("name") == container:
             stated += _stated(each, OF_THE_CONTAINER, f"spec.containers.{container}")
             stated += _of_ours(each, gpu, ours)
+    for each in filter(None, (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))):
+        stated += _of_devices(each)
     if any(volume.get("name") == "shm" for volume in spec.get("volumes") or ()):
         stated.append(f"the volume shm is that of {SHM}. Type launcher.shm=<size>.")
     for label in {*((patch.get("metadata") or {}).get("labels") or ())}.intersection(labels):
@@ -130,6 +141,22 @@ def _of_containers(spec: Mapping[str, Any], ours: str, volumes: Sequence[str] | 
         for mount in filter(None, each.get("volumeMounts") or ()):
             if volumes is not None and mount.get("name") not in there:
                 yield f"there is no volume {cut(str(mount.get('name')))!r}, which {cut(str(each.get('name')))} mounts."
+
+
+def _of_devices(container: Mapping[str, Any]) -> Iterator[str]:
+    """Devices such as rdma/hca are whole numbers, limited like huge pages; capabilities are those of Linux."""
+    resources = container.get("resources") or {}
+    limits, requests = ({**(resources.get(kind) or {})} for kind in ("limits", "requests"))
+    for name, value in {**limits, **requests}.items():
+        plain, is_device = cut(name), "/" in name
+        if is_device and not re.fullmatch(r"[0-9]+", str(value)):
+            yield f"resources: {plain} is {_shown(value)}, and a number of devices is meant. Type {plain}: 1."
+        elif (is_device or name.startswith("hugepages-")) and str(limits.get(name)) != str(value):
+            yield f"resources.requests.{plain} needs the same limit. Type limits: {{{plain}: {value}}}."
+    capabilities = (container.get("securityContext") or {}).get("capabilities") or {}
+    for name in (str(each) for kind in ("add", "drop") for each in capabilities.get(kind) or ()):
+        if name not in CAPABILITIES:
+            yield f"there is no capability {cut(name)}.{nearest(name.removeprefix('CAP_'), CAPABILITIES)}"
 
 
 def _of_ours(container: Mapping[str, Any], gpu: str, ours: re.Pattern[str]) -> Iterator[str]:

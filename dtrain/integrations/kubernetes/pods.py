@@ -25,7 +25,13 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kMGTPE]|[KMGTPE]i)?")
 FINDS = (INSTANCE, "app.kubernetes.io/name")
 """Labels of ours, by which pods are found."""
-IMAGE = re.compile(r"[\w][\w.:/@-]{0,500}", re.ASCII)
+IMAGE = re.compile(
+    r"(?=.{1,500}\Z)(?:(?:localhost|[\w-]+\.[\w.-]*|[\w.-]+(?=:))(?::\d+)?/)?[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::[\w][\w.-]{0,127})?(?:@\w+:[0-9a-f]{32,})?",
+    re.ASCII,
+)
+"""A registry, small letters in its paths, a tag, a digest
+(https://pkg.go.dev/github.com/distribution/reference#pkg-overview)."""
 KEY = re.compile(rf"({NAME.pattern}/)?[A-Za-z0-9]([\w.-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 """Of a label, or a resource."""
 VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -90,15 +96,20 @@ def problems(
 
 
 def _queue(queue: str | None, labels: Mapping[str, Any]) -> Iterator[str]:
-    if queue is not None and not VALUE.fullmatch(queue):
-        yield f"launcher.queue={cut(queue)!r} is no name of a queue: letters, digits, -, _ and dots."
+    if queue is not None and not NAME.fullmatch(queue):
+        yield f"launcher.queue={cut(queue)!r} is no name of a queue: small letters, digits, - and dots."
     if queue is not None and QUEUE in labels:
         yield f"launcher.queue={cut(queue)} and launcher.labels both name a queue. Leave one out."
 
 
 def _texts(where: Mapping[str, str | None], pods: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[str]:
     if not IMAGE.fullmatch(pods["image"]):
-        yield f"launcher.image={cut(pods['image'])!r} is no name of an image, such as registry.example.org/train:1."
+        small = cut(pods["image"].lower())
+        instead = f" Type launcher.image={small}." if IMAGE.fullmatch(small) else ""
+        yield (
+            f"launcher.image={cut(pods['image'])!r} is no name of an image, such as registry.example.org/train:1, with "
+            f"small letters in its path.{instead}"
+        )
     if where["namespace"] is not None and not re.fullmatch(LABEL, where["namespace"]):
         yield f"launcher.namespace={cut(where['namespace'])!r} is no name in Kubernetes: small letters, digits and -."
     if not NAME.fullmatch(job["runtime"]):
@@ -106,9 +117,9 @@ def _texts(where: Mapping[str, str | None], pods: Mapping[str, Any], job: Mappin
     if where["context"] is not None and (not where["context"].isprintable() or not where["context"]):
         yield f"launcher.context={cut(where['context'])!r} is no context of a kubeconfig."
     for name in ("memory", "shm"):
-        if pods[name] is not None and not _bytes(pods[name]):
+        if pods[name] is not None and not size_of(pods[name]):
             yield f"launcher.{name}={cut(pods[name])!r} is no quantity, such as 64Gi."
-    if pods["shm"] and pods["memory"] and _bytes(pods["shm"]) > _bytes(pods["memory"]) > 0:
+    if pods["shm"] and pods["memory"] and size_of(pods["shm"]) > size_of(pods["memory"]) > 0:
         yield (
             f"launcher.shm={pods['shm']} is more than launcher.memory={pods['memory']}, in which /dev/shm is counted."
         )
@@ -118,7 +129,7 @@ def _texts(where: Mapping[str, str | None], pods: Mapping[str, Any], job: Mappin
         yield f"launcher.folder={cut(pods['folder'])!r} is no absolute path in the image."
 
 
-def _bytes(quantity: str) -> float:
+def size_of(quantity: str) -> float:
     """A quantity as a number of bytes; 0 if it is none."""
     match = QUANTITY.fullmatch(quantity)
     number, unit = (match["number"], match["unit"] or "") if match else ("0", "")

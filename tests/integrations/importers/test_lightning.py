@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 from imported import Imported, example, imported
 
+from dtrain.compose import compose
+from dtrain.errors import WordsError
+
 PARTS = {"model", "data", "objective", "optim", "schedule", "batch"}
 """What the classes of a script hold, and import asks for."""
 
@@ -276,6 +279,70 @@ def test_the_seed_the_classes_and_their_arguments_are_told(arguments: str, data:
     assert data in read.told("refused")["data"]
     path.write_text(path.read_text().replace("L.seed_everything(7)", "torch.manual_seed(args.seed)"))
     assert "seed" not in imported(path).words and "Type seed=" in imported(path).told("refused")["seed_everything"]
+
+
+CONFIGURED = """
+import lightning as L
+import torch
+class Lit(L.LightningModule):
+    def __init__(self, hidden, lr=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+    def configure_optimizers(self):
+        optimizer = {optimizer}
+        return [optimizer], [{scheduler}]
+    def training_step(self, batch): ...
+if __name__ == "__main__":
+    train, val = random_split(Faces(), [80, 20], generator=torch.Generator().manual_seed(1))
+    trainer = L.Trainer(max_epochs=3)
+    trainer.fit(Lit(64, lr=0.002), DataLoader(train, batch_size=8, shuffle=True), DataLoader(val, batch_size=32))
+"""
+ADAMW = {
+    "optim": "adamw", "optim.lr": 0.002, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8, "optim.weight_decay": 0.01,
+}  # fmt: skip
+COSINE = {"schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "words"),
+    [
+        ("torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)", "CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)", {**ADAMW, **COSINE}),
+        ("torch.optim.AdamW(self.parameters(), self.hparams.lr)", "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3, 2e-4)", {**ADAMW, **COSINE, "schedule.floor": 0.1}),
+        ("torch.optim.AdamW(self.parameters(), 2e-3)", "CosineAnnealingLR(optimizer, T_max=50)", {**ADAMW, "schedule": "???"}),
+        ("torch.optim.AdamW(self.parameters(), 2e-3)", "StepLR(optimizer, 2)", {**ADAMW, "schedule": "???"}),
+        ("torch.optim.AdamW(self.parameters(), 2e-3)", "get_linear_schedule_with_warmup(optimizer, 9, 99)", {**ADAMW, "schedule": "linear", "schedule.warmup": 9, "schedule.floor": 0.0}),
+        ("Lion(self.parameters(), lr=1e-4)", "StepLR(optimizer, 2)", {"optim": "???", "schedule": "???"}),
+        ("own(self)", "StepLR(optimizer, 2)", {"optim": "???", "schedule": "???"}),
+    ],
+)  # fmt: skip
+def test_a_module_with_a_scheduler_is_given_both_as_words(
+    optimizer: str, scheduler: str, words: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(CONFIGURED.format(optimizer=optimizer, scheduler=scheduler))
+    read = imported(path)
+    known = {word: value for word, value in read.ledger.words.items() if word.split(".")[0] in ("optim", "schedule")}
+    assert {word: value for word, value in known.items() if words.get(word) != "???"}.items() >= {
+        word: value for word, value in words.items() if value != "???"
+    }.items()
+    assert all(known[word] == "???" for word, value in words.items() if value == "???")
+    assert not any(text.startswith("<lightning") for word, text in read.command.items() if word == "optim")
+
+
+def test_what_a_script_says_besides_is_told_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(CONFIGURED.format(optimizer="SGD(self.parameters(), 0.1)", scheduler="ConstantLR(optimizer)"))
+    read = imported(path)
+    assert "seed" not in read.words and "seed_everything" not in read.told("refused"), (
+        "a generator's seed is not the run's"
+    )
+    assert "data.holdout_dataset._target_=" in read.told("refused")["evaluation"]
+    assert "not given  batch" not in read.recipe
+    (tmp_path / "mine.yaml").write_text(read.recipe)
+    typed = [f"recipe={tmp_path}/mine.yaml", "data.holdout_dataset._target_=torch.nn.Identity"]
+    with pytest.raises(WordsError) as error:
+        compose(typed)
+    assert "data.holdout to you" not in str(error.value) and "leaves data to you" in str(error.value)
 
 
 LOADED = """

@@ -237,7 +237,12 @@ def test_names_are_those_of_hosts() -> None:
 def test_the_name_of_a_secret_is_shown() -> None:
     said = 'Error from server (AlreadyExists): secrets "dtrain-run-0b85d8d5" already exists'
     with pytest.raises(PreflightError, match=r"AlreadyExists\): the Secret dtrain-run-0b85d8d5 already exists"):
-        answer.answer(["sh", "-c", f"echo '{said}' >&2; exit 1"], launcher="kubernetes", install="")
+        answer.answer(
+            ["sh", "-c", f"echo '{said}' >&2; exit 1"],
+            launcher="kubernetes",
+            install="",
+            unreached=kubernetes.UNREACHED,
+        )
 
 
 class Asked:
@@ -320,7 +325,12 @@ def test_why_pods_do_not_begin_is_said_once(capsys: pytest.CaptureFixture[str]) 
 def test_a_command_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "ANSWER_SECONDS", 0.2)
     with pytest.raises(PreflightError, match=r"launcher=mine: sleep did not answer within 0.2 s"):
-        answer.answer(["sleep", "5"], launcher="mine", install="")
+        answer.answer(["sleep", "5"], launcher="mine", install="", unreached=kubernetes.UNREACHED)
+    refused = "echo The connection to the server localhost:8080 was refused >&2; exit 1"
+    with pytest.raises(
+        PreflightError, match=r"was refused. No cluster is reached from here. .* type launcher.context="
+    ):
+        answer.answer(["sh", "-c", refused], launcher="kubernetes", install="", unreached=kubernetes.UNREACHED)
     with pytest.raises(PreflightError, match=r"launcher=mine: false: it ended with exit code 1"):
-        answer.answer(["false"], launcher="mine", install="")
+        answer.answer(["false"], launcher="mine", install="", unreached=kubernetes.UNREACHED)
     assert detached.log_file("s3://a", "x").name == "x.log"

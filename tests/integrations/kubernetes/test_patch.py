@@ -89,6 +89,12 @@ STATED: tuple[tuple[dict[str, Any], str], ...] = (
     (ours(workingDir="/a"), "Type launcher.folder=<path>."),
     (ours(resources={"limits": {"nvidia.com/gpu": 4}}), "resources.limits.nvidia.com/gpu is stated by the plan. Type devices="),
     (ours(resources={"requests": {"memory": "1Gi"}}), "Type launcher.memory=<size>."),
+    (ours(resources={"requests": {"rdma/ib": 1}}), "resources.requests.rdma/ib needs the same limit. Type limits: {rdma/ib: 1}."),
+    (ours(resources={"requests": {"rdma/ib": 2}, "limits": {"rdma/ib": 1}}), "resources.requests.rdma/ib needs the same limit."),
+    (ours(resources={"requests": {"hugepages-2Mi": "1Gi"}}), "resources.requests.hugepages-2Mi needs the same limit."),
+    (ours(resources={"limits": {"rdma/ib": "one"}}), 'resources: rdma/ib is "one", and a number of devices is meant. Type rdma/ib: 1.'),
+    (ours(securityContext={"capabilities": {"add": ["IPC_LOK"]}}), "there is no capability IPC_LOK. Did you mean IPC_LOCK?"),
+    (ours(securityContext={"capabilities": {"drop": ["CAP_ALL"]}}), "there is no capability CAP_ALL. Did you mean ALL?"),
     (ours(env=[{"name": "MASTER_ADDR", "value": "a"}]), "env: MASTER_ADDR tells a pod its place in the run"),
     (ours(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]), "Type launcher.shm=<size>."),
     (ours(volumeMounts=[{"name": "lib", "mountPath": "/lib"}]), "there is no volume 'lib', which dtrain mounts."),
@@ -135,27 +141,27 @@ def test_the_table_of_fields_is_that_of_the_schemas() -> None:
     }
 
 
-def examples() -> dict[str, dict[str, Any]]:
-    """The patches of the page, by the network that each is for."""
+def examples() -> dict[str, str]:
+    """The recipes of the page, by the network that each is for."""
     page = (Path(__file__).parents[3] / "docs" / "engines" / "kubernetes.md").read_text()
     blocks = page.partition("## Fast networks")[2].split("```yaml\n")[1:]
-    return {block.partition("\n")[0].removeprefix("# "): yaml.safe_load(block.partition("```")[0]) for block in blocks}
+    return {block.removeprefix("# ").partition(":")[0]: block.partition("```")[0] for block in blocks}
 
 
 @pytest.mark.parametrize("network", ["InfiniBand", "RoCE", "EFA", "GKE"])
-def test_the_networks_of_the_page_are_valid_patches(network: str) -> None:
+def test_the_networks_of_the_page_are_recipes_with_valid_patches(network: str, tmp_path: Path) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="Type: pip install kubernetes-validate")
-    (recipe,) = (recipe for name, recipe in examples().items() if name.startswith(network))
-    launcher = dict(recipe["launcher"])
-    job = described(
-        launcher.pop("patch"), *GPUS, *(f"launcher.{key}={_word(value)}" for key, value in launcher.items())
-    )
+    (tmp_path / "net.yaml").write_text(examples()[network])
+    env = yaml.safe_load(examples()[network])["launcher"]["env"]
+    without = [word for word in WORDS if word != "launcher=kubernetes"]
+    plans = [plan_of("s3://bucket/run", f"recipe={tmp_path}/net.yaml", *each, *GPUS) for each in (without, WORDS)]
+    job, same = ([*yaml.safe_load_all(build(plan.launcher).describe(plan))][-1] for plan in plans)
+    assert job == same, "the launcher may be typed too"
     validator.validate(job, "1.33", strict=True)
     container = job["spec"]["template"]["spec"]["containers"][0]
+    assert {each["name"]: each.get("value") for each in container["env"]}.items() >= {
+        name: str(value) for name, value in env.items()
+    }.items()
     assert (
         container["resources"]["limits"]["nvidia.com/gpu"] == "8" and len(container["resources"]["limits"]) > 1
     ) or network == "GKE"
-
-
-def _word(value: Any) -> str:
-    return "{" + ",".join(f"{name}:'{each}'" for name, each in value.items()) + "}"

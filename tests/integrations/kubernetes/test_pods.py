@@ -61,6 +61,9 @@ def refusal(out: str, *words: str) -> str:
         ("launcher.env={A: [b]}", "variables are text"),
         ("launcher.env={HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz012345}", "launcher.env: HF_TOKEN is a secret, and would stand in a manifest"),
         ("launcher.labels={app.kubernetes.io/instance: x}", "launcher.labels: by app.kubernetes.io/instance the pods are found"),
+        ("launcher.queue=Team_A", "launcher.queue='Team_A' is no name of a queue: small letters"),
+        ("launcher.image=registry.example.org/Team/Train:1", "small letters in its path. Type launcher.image=registry.example.org/team/train:1."),
+        ("launcher.image=Team/train", "Type launcher.image=team/train."),
         ("launcher.queue='a b'", "launcher.queue='a b' is no name of a queue"),
         ("launcher.labels={queue: 'a b'}", "launcher.labels: 'queue: a b' is no label of Kubernetes"),
     ],
@@ -150,6 +153,27 @@ def test_all_problems_are_named_at_once() -> None:
     assert len(text.splitlines()) == 4
 
 
+def test_images_of_all_kinds_are_taken() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    for image in (
+        "train",
+        "localhost:5000/a/b__c-d.e:V1_2",
+        "Reg.Example.org:443/x/y",
+        f"a/b:1@{digest}",
+        f"gcr.io/p/i@{digest}",
+    ):
+        assert f"image: {image}" in build((plan := plan_of(URL, *WORDS, f"launcher.image={image}")).launcher).describe(
+            plan
+        )
+
+
+def test_less_memory_than_is_predicted_is_noted() -> None:
+    for memory, count in (("1Gi", 1), ("500Gi", 0), ("null", 0)):
+        plan = plan_of(URL, *WORDS, f"launcher.memory={memory}")
+        notes = [*build(plan.launcher).notes(plan)]
+        assert len(notes) == count and all("GiB would be requested by themselves" in note for note in notes)
+
+
 def test_parts_of_words() -> None:
     assert volume("data.v1:/data/:ro") == ("data.v1", "/data", True)
     assert variable("s3.main/access.key:KEY") == ("s3.main", "access.key", "KEY")
@@ -163,6 +187,7 @@ def test_parts_of_words() -> None:
         (("launcher.backoff=-1",), 2, "launcher.backoff=-1"),
         (("launcher.backoff=3000000000",), 2, "launcher.backoff=3000000000"),
         (("launcher.env=[A]",), 2, "launcher.env"),
+        (("launcher.env=[NCCL_DEBUG=INFO,A=1]",), 2, "Type 'launcher.env={NCCL_DEBUG:INFO,A:1}'."),
     ],
 )
 def test_the_command_refuses_other_values(words: tuple[str, ...], code: int, sentence: str, tmp_path: Path) -> None:

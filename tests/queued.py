@@ -50,5 +50,8 @@ class Queued:
     def log(self, out: str, job: str) -> Path:
         return self._note.with_name("log")
 
+    def notes(self, plan: Plan) -> Collection[str]:
+        return ()
+
     def reading(self, out: str, job: str) -> AbstractContextManager[object]:
         return nullcontext()

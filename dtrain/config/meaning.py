@@ -39,7 +39,7 @@ def meant(name: str, value: str = "") -> str:
 
 
 def of_argument(chosen: str, name: str, value: str) -> str:
-    """What an argument that the word chosen for a group does not have is here; `chosen` as in `launcher=slurm`."""
+    """The words for an argument that the word chosen for a group does not have; `chosen` as in `launcher=slurm`."""
     table = {each: text for names, text in BY_WORD.get(chosen, {}).items() for each in names.split()}
     if name in table:
         return _filled(table[name], value)

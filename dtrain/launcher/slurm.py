@@ -47,7 +47,7 @@ UNREACHED = (
     re.compile("resolve_ctls|configuration source|contact slurm controller|slurm.conf|munge|refused|timed out", re.I),
     "Slurm's controller is not reached from here. Type the words on a host where sinfo answers, such as a login node.",
 )
-"""What commands of Slurm say on a host that does not reach it, and what to do."""
+"""Errors of Slurm's commands on a host that does not reach it, and the sentence for them."""
 PREEMPTED_SECONDS = 900
 """Longest time between the SIGTERM of a preemption and the end of the job (GraceTime)."""
 SETUP = """\

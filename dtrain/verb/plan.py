@@ -22,7 +22,6 @@ from dtrain.config.permission import code_of
 from dtrain.config.schema import GROUPS, LISTS, Config, default
 from dtrain.config.word import cut, spelling
 from dtrain.errors import PreflightError, WordsError
-from dtrain.launcher import Detached
 from dtrain.planned import AXES, BatchShape, Plan, without_facts
 from dtrain.predict import price, report
 from dtrain.predict.advice import Change, advise
@@ -154,8 +153,8 @@ def say_left_out(config: Config) -> None:
 
 
 def notes_of_job(plan: Plan) -> Iterable[str]:
-    """What the scheduler of a plan has to say about its words; nothing where it has none."""
-    launcher: Detached | None = build(plan.launcher) if fact(plan.launcher, "detached") else None
+    """Sentences of the scheduler of a plan about its words; nothing where it has none."""
+    launcher = build(plan.launcher) if fact(plan.launcher, "detached") else None
     return launcher.notes(plan) if launcher else ()
 
 

@@ -197,7 +197,7 @@ CUDA = {
         "objective/chunked.py:writes_wide", "parallel/checks.py:tolerance_of", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
-        "integrations/kubernetes/manifest.py:_resources", "integrations/kubernetes/manifest.py:_predicted_bytes", "launcher/preflight.py:_devices", "integrations/ray/launcher.py:_needs", "launcher/slurm.py:Slurm._script", "launcher/slurm.py:Slurm._ours", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/chunks.py:", "predict/chunks.py:rows_for", "predict/formulas.py:shapes", "resolve/chunk.py:sized", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
+        "integrations/kubernetes/manifest.py:_resources", "integrations/kubernetes/manifest.py:predicted_bytes", "launcher/preflight.py:_devices", "integrations/ray/launcher.py:_needs", "launcher/slurm.py:Slurm._script", "launcher/slurm.py:Slurm._ours", "sweep/crew.py:_on", "predict/advice.py:_ladders", "predict/chunks.py:", "predict/chunks.py:rows_for", "predict/formulas.py:shapes", "resolve/chunk.py:sized", "predict/update.py:update", "predict/time.py:start_seconds", "resolve/reduction.py:_hides",
         "resolve/fit.py:optim", "resolve/mesh.py:degrees", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision", "resolve/small.py:words",
     ),
     "a fact of a word: the device that it needs": ("config/facts.py:",),

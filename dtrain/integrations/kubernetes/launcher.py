@@ -39,7 +39,7 @@ UNREACHED = (
     re.compile("connection to the server|unable to connect|no such host|timeout|context .* does not exist", re.I),
     "No cluster is reached from here. kubectl config get-contexts lists them: type launcher.context=<a name>.",
 )
-"""What kubectl says where no cluster answers, and what to do."""
+"""Errors of kubectl where no cluster answers, and the sentence for them."""
 LOOK_SECONDS = 2.0
 LAST_SECONDS = 10.0
 """Time for the last lines of a pod, once its job has ended."""

@@ -25,10 +25,10 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kMGTPE]|[KMGTPE]i)?")
 FINDS = (INSTANCE, "app.kubernetes.io/name")
 """Labels of ours, by which pods are found."""
+PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+REGISTRY = r"(?:localhost|[\w-]+\.[\w.-]*|[\w.-]+(?=:))(?::\d+)?"
 IMAGE = re.compile(
-    r"(?=.{1,500}\Z)(?:(?:localhost|[\w-]+\.[\w.-]*|[\w.-]+(?=:))(?::\d+)?/)?[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
-    r"(?::[\w][\w.-]{0,127})?(?:@\w+:[0-9a-f]{32,})?",
-    re.ASCII,
+    rf"(?=.{{1,500}}\Z)(?:{REGISTRY}/)?{PART}(?:/{PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-f]{{32,}})?", re.ASCII
 )
 """A registry, small letters in its paths, a tag, a digest
 (https://pkg.go.dev/github.com/distribution/reference#pkg-overview)."""

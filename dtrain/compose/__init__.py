@@ -6,7 +6,8 @@ also drops the arguments that a recipe gave to the old one. Words of conf/ are c
 folders of the user's own, Hydra composes them (dtrain/compose/hydra.py).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import yaml
@@ -212,9 +213,11 @@ def vocabulary(words: Sequence[str]) -> Vocabulary:
 
 
 def value_of(words: Sequence[str], key: str) -> str | None:
-    """The last value of `key` among the words, before anything is composed."""
-    values = [word.value for word in typed(words)[0] if word.key == key]
-    return None if not values or values[-1] is None else str(values[-1])
+    """The last value of `key` among the words, before anything is composed; a mapping as JSON."""
+    value = next((word.value for word in reversed(typed(words)[0]) if word.key == key), None)
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return None if value is None else str(value)
 
 
 def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:

@@ -35,7 +35,7 @@ def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
 def test_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
     done = torchrun("model=mlp", f"out={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "external (auto: RANK and WORLD_SIZE are set)" in done.stdout
+    assert "launcher=external (RANK and WORLD_SIZE are set)" in " ".join(done.stdout.split())
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
@@ -211,7 +211,7 @@ def test_the_pods_of_a_job_are_the_nodes_of_one_run(tmp_path: Path, local: list[
         codes, outputs = ended(start(0), start(1))
     assert codes == [0, 0], outputs
     assert losses(tmp_path / "out") == local
-    assert "2 node(s) x 2 device(s)" in outputs[0] and outputs[1] == ""
+    assert "2 nodes x 2 on cpu" in outputs[0] and outputs[1] == ""
 
 
 @pytest.mark.campaign("kills")

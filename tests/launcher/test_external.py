@@ -35,7 +35,7 @@ def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
 def test_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
     done = torchrun("model=mlp", f"out={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "launcher=external (RANK and WORLD_SIZE are set)" in " ".join(done.stdout.split())
+    assert "external (auto: RANK and WORLD_SIZE are set)" in " ".join((tmp_path / "plan.yaml").read_text().split())
     assert steps_of(tmp_path) == list(range(1, 13))
 
 

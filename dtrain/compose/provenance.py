@@ -13,6 +13,7 @@ from typing import Any
 
 from dtrain import recipe, secrets
 from dtrain.compose import layers
+from dtrain.config import files
 from dtrain.config.schema import GROUPS, LISTS, Config, Schema
 from dtrain.config.word import Word, text
 from dtrain.planned import Plan
@@ -253,7 +254,8 @@ def shown(key: str, value: Any) -> str:
 def _word(part: Any, group: str) -> Any:
     """The word that a part was made from, or its target if it is the user's own."""
     target = str(part.get("_target_")) if isinstance(part, Mapping) else ""
-    return target.split(".")[2] if target.startswith(f"dtrain.{group}.") and target.count(".") > 2 else target
+    own, word = files.word_of(target)
+    return word if own == group and target.count(".") > 2 else target
 
 
 def _reason(plan: Plan, key: str) -> str:

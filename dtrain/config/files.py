@@ -110,6 +110,16 @@ def _read(path: Path) -> Node:
         raise WordsError(f"{path}: a word is a mapping of its arguments in YAML: {first_line(error)}") from error
 
 
+def word_of(target: str) -> tuple[str, str]:
+    """(group, word) of a target of dtrain's own, as dtrain.launcher.ssh.Ssh, dtrain.integrations.ray.launcher.Ray;
+    empty texts for another.
+    """
+    top, first, second, third, *_ = (*target.split("."), "", "", "")
+    if top != "dtrain":
+        return "", ""
+    return (third, second) if first == "integrations" else (first, second)
+
+
 def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}

@@ -112,8 +112,9 @@ def _of_classes(group: str, target: str) -> Iterator[Mapping[str, Any]]:
 
 def _of_word(group: str, module: str) -> Mapping[str, Any]:
     """Arguments and facts of the word defined in `module`, without the fact `allowed`."""
-    _, _, word = module.removeprefix("dtrain.").partition(".")
-    if not module.startswith(f"dtrain.{group}.") or word not in files.groups()[group]:
+    _, word = files.word_of(module)
+    homes = (f"dtrain.{group}.{word}", f"dtrain.integrations.{word}.{group}")
+    if module not in homes or word not in files.groups()[group]:
         return {}
     node = files.node(group, word)
     arguments = {name: value for name, value in node.items() if name[0] != "_"}

@@ -108,7 +108,7 @@ def look_back(
     `check` is called with the plan before ranks start. Everything but the mesh is taken from the run. Raises WordsError
     if no run is named, StoreError if it does not exist.
     """
-    verb = loop.split(".")[2].replace("benchmark", "evaluate as=lm_eval")
+    verb = loop.split(".")[2].replace("lm_eval", "evaluate as=lm_eval")
     words, run, weights = _read(words, verb)
     cluster = detect()
     config = compose(words, run=run)

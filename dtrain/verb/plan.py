@@ -16,6 +16,7 @@ from dtrain import secrets
 from dtrain.build import GIVEN, build
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose, provenance
+from dtrain.config import files
 from dtrain.config.facts import Part, fact
 from dtrain.config.period import COUNTED
 from dtrain.config.permission import code_of
@@ -287,6 +288,8 @@ def _warmup(plan: Plan) -> Iterable[tuple[str, str]]:
 def part_name(part: Part) -> str:
     """The word of a part, or the class of the user's own."""
     target = str(part["_target_"])
+    if target.startswith("dtrain.integrations."):
+        return files.word_of(target)[1]
     return target.split(".")[-2] if target.startswith("dtrain.") else target
 
 

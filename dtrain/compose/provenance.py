@@ -254,7 +254,7 @@ def shown(key: str, value: Any) -> str:
 def _word(part: Any, group: str) -> Any:
     """The word that a part was made from, or its target if it is the user's own."""
     target = str(part.get("_target_")) if isinstance(part, Mapping) else ""
-    own, word = files.word_of(target)
+    own, word = files.own_word(target)
     return word if own == group and target.count(".") > 2 else target
 
 

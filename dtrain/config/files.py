@@ -110,7 +110,7 @@ def _read(path: Path) -> Node:
         raise WordsError(f"{path}: a word is a mapping of its arguments in YAML: {first_line(error)}") from error
 
 
-def word_of(target: str) -> tuple[str, str]:
+def own_word(target: str) -> tuple[str, str]:
     """(group, word) of a target of dtrain's own, as dtrain.launcher.ssh.Ssh, dtrain.integrations.ray.launcher.Ray;
     empty texts for another.
     """

@@ -112,7 +112,7 @@ def _of_classes(group: str, target: str) -> Iterator[Mapping[str, Any]]:
 
 def _of_word(group: str, module: str) -> Mapping[str, Any]:
     """Arguments and facts of the word defined in `module`, without the fact `allowed`."""
-    _, word = files.word_of(module)
+    _, word = files.own_word(module)
     homes = (f"dtrain.{group}.{word}", f"dtrain.integrations.{word}.{group}")
     if module not in homes or word not in files.groups()[group]:
         return {}

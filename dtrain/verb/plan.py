@@ -289,7 +289,7 @@ def part_name(part: Part) -> str:
     """The word of a part, or the class of the user's own."""
     target = str(part["_target_"])
     if target.startswith("dtrain.integrations."):
-        return files.word_of(target)[1]
+        return files.own_word(target)[1]
     return target.split(".")[-2] if target.startswith("dtrain.") else target
 
 

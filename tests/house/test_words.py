@@ -96,7 +96,7 @@ def test_a_word_is_a_file_and_a_test() -> None:
         if group in FIGURES:
             assert target == FIGURES[group], (group, word)
             continue
-        assert files.word_of(target) == (group, word)
+        assert files.own_word(target) == (group, word)
         is_beside = target.startswith("dtrain.integrations.")
         folder, file = (f"integrations/{word}", group) if is_beside else (group, word)
         assert target.startswith(f"dtrain.{folder.replace('/', '.')}.{file}."), (group, word)

@@ -276,7 +276,7 @@ def listed(value: Any) -> list[Any]:
     if not isinstance(value, str):
         return []
     try:
-        return [*map(typed, texts(value if value[:1] == "[" else f"[{value}]"))]
+        return [*map(typed, texts(value if value[:1] == "[" else f"[{value.strip('() ')}]"))]
     except Unread:
         return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")]
 

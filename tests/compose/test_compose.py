@@ -91,7 +91,7 @@ def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
         ("schedule.warmup=50%", "schedule.warmup=0.5"), ("steps=10%", "steps=1000"), ("devices=0x10", "devices=auto"), ("time_limit=1:00:00:00", "time_limit=null"),
         ("time_limit=90min", "time_limit=5400"), ("steps=1,000", "steps=1"), ("optim.betas=0.9,0.99", "optim.betas=[0.9,0.99]"),
         ("optim.betas=(0.9,0.99)", "optim.betas=[0.9,0.99]"), ("trust=a,b", "trust=[a,b]"), ("trust=[a", "trust=[a]"),
-        ("expect.small=[steps=3]", "expect.small=['steps=3']"), ("generate.prompt=a,b", "generate.prompt='a,b'"),
+        ("generate.prompt=a,b", "generate.prompt='a,b'"),
         ("data.dataset=mine.Faces", "data.dataset._target_=mine.Faces"), ("model=mine.nets.Net", "model._target_=mine.nets.Net"),
         ("--max_steps 3", "steps=3"), ("--learning-rate=1e-3", "optim.lr=1e-3"), ("--config-name digits", "recipe=digits"), ("-cn digits", "recipe=digits"),
         ("trainer.max_steps=3", "steps=3"), ("gpus=2", "devices=2"), ("seed=18446744073709551616", "seed=0"),

@@ -189,7 +189,7 @@ def test_other_commands_than_a_run_need_an_allocation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("launcher.time=-5", "launcher.time='-5': sbatch takes one word"),
+        ("launcher.time=-5", "launcher.time: '-5' is no time limit"),
         ("launcher.partition='a b'", "launcher.partition='a b': sbatch takes one word without quotes"),
         ("launcher.partition='$(touch x)'", "sbatch takes one word without quotes"),
         ("launcher.more=['--nodes=1']", "'--nodes=1' is stated by the plan, and the plan has 2. Type nodes=1."),

@@ -192,8 +192,8 @@ def _tell_when_needed(note: str) -> None:
     from huggingface_hub import errors
 
     told = list[str]()
-    for kind in (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        vars(errors)[kind.__name__].__init__ = _telling(kind.__init__, note, told)
+    kind = errors.LocalEntryNotFoundError  # OfflineModeIsEnabled is raised, and caught, for files of the cache too
+    vars(errors)[kind.__name__].__init__ = _telling(kind.__init__, note, told)
 
 
 def _telling(begin: Callable[..., None], note: str, told: list[str]) -> Callable[..., None]:

@@ -159,6 +159,11 @@ class Hub(SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         return str(Path(self.directory, path.rpartition("/")[2]))
 
+    def send_response(self, code: int, message: str | None = None) -> None:
+        super().send_response(code, message)
+        if code == 404:
+            self.send_header("X-Error-Code", "EntryNotFound")
+
     def end_headers(self) -> None:
         self.send_header("ETag", f'"{self.path.rpartition("/")[2]}"')
         self.send_header("X-Repo-Commit", "0" * 40)

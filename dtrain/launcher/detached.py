@@ -174,9 +174,9 @@ def would_repeat(error: DtrainError) -> bool:
 
 def job_of(out: str) -> tuple[Detached, str]:
     """The launcher and the job of the run at `out`. Raises WordsError if it has none, or not by a word of dtrain's:
-    whoever can write to `out` names no other class here.
+    whoever can write to `out` names no other class here. Raises StoreError.
     """
-    noted = _contents(out, ENGINE)
+    noted = _contents(out, ENGINE) if store.exists(store.join(out, ENGINE)) else {}
     launcher, job = noted.get("launcher"), noted.get("job")
     if not isinstance(launcher, dict) or not isinstance(job, str):
         raise WordsError(f"stop: no job was submitted for {out}. A run on this host ends by Ctrl-C where it was typed.")

@@ -62,7 +62,8 @@ def run(words: Sequence[str]) -> int:
         )
     options = _read(act, words[1:])
     source = run_at(words[1:], options["out"].rstrip("/"))
-    listed = listed_at(source)
+    with store.starting():
+        listed = listed_at(source)
     chosen = [one for one in listed if "step" not in options or one.step == int(options["step"])]
     if not chosen:
         lacking = f"there is none of step {options['step']}" if listed else "nothing is there"

@@ -74,6 +74,7 @@ class Line:
     note: str = ""
 
 
+@store.starting()
 def run(words: Sequence[str]) -> int:
     beside = [word for word in words if word.split("=")[0].split(".")[0] in BESIDE and "=" in word]
     named = [word for word in words if word not in beside]

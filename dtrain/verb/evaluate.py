@@ -109,9 +109,10 @@ def look_back(
     if no run is named, StoreError if it does not exist.
     """
     verb = loop.split(".")[2].replace("lm_eval", "evaluate as=lm_eval")
-    words, run, weights = _read(words, verb)
+    with store.starting():
+        words, run, weights = _read(words, verb)
+        config = compose(words, run=run)
     cluster = detect()
-    config = compose(words, run=run)
     with zygote.kept():
         plan = resolve(replace(config, loop=default("loop")), cluster, apart.shapes_of).with_loop(loop)
         plan = replace(plan, init=weights or config.init)  # not the weights that the model of the run began with

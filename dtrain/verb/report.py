@@ -20,6 +20,7 @@ from dtrain.storage import store
 from dtrain.sweep import folder
 
 
+@store.starting()
 def run(words: Sequence[str]) -> int:
     place, target = _read(words)
     if store.exists(store.join(place, "config.yaml")) and not store.exists(store.join(place, "sweep.yaml")):

@@ -41,6 +41,7 @@ LAST = ("config.yaml", "lease")
 """Files of a run that are removed last: the first makes it a run, the second is its lease."""
 
 
+@store.starting()
 def run(words: Sequence[str]) -> int:
     act = words[0] if words and words[0] in ACTS else ""
     options, places = _read(words[1:] if act else words, act)

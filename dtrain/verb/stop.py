@@ -16,7 +16,8 @@ def run(words: Sequence[str]) -> int:
     if len(words) != 1 or "=" in words[0]:
         raise WordsError("stop: it takes the place of one submitted run. Type dtrain stop <out>.")
     out = words[0]
-    launcher, job = detached.job_of(out)
+    with store.starting():
+        launcher, job = detached.job_of(out)
     if job not in launcher.jobs(out):
         screen.say(f"job {job} has ended already · {out}")
         return 0

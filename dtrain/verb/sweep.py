@@ -142,6 +142,7 @@ def _retry(root: str, more: Sequence[str]) -> int:
         return _take_part(requests, begin=False, only=frozenset(chosen if rungs == "none" else ()))
 
 
+@store.starting()
 def _stop(root: str, more: Sequence[str]) -> int:
     """Ask every worker of a sweep to stop."""
     if folder.read(root) is None:
@@ -271,6 +272,7 @@ def _states(root: str) -> dict[str, folder.State]:
     return folder.states(root, [Job({}, (), name) for name in store.folders(root)])
 
 
+@store.starting()
 def _ls(root: str, more: Sequence[str]) -> int:
     there = folder.read(root)
     if more or there is None or all(name.startswith("eval_") for name in there.study.metrics):
@@ -290,6 +292,7 @@ def _with_metrics(shown: Iterable[Run], root: str, study: Study) -> list[Run]:
     return [replace(run, figures={**run.figures, **values.get(run.url, {})}) for run in shown]
 
 
+@store.starting()
 def _best(root: str, more: Sequence[str]) -> int:
     """The best job by the metric of the sweep, and how to run it again; of two metrics those that no other beats."""
     there = folder.read(root)
@@ -331,6 +334,7 @@ def _equal(names: Sequence[str], study: Study) -> str:
     return f"with the same {study.metrics[0]}: {listed}. The best is the first by name."
 
 
+@store.starting()
 def _why(root: str, more: Sequence[str]) -> int:
     """The jobs that have failed, by cause. Causes that differ in numbers alone are one."""
     alike: dict[str, list[str]] = {}

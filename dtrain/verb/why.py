@@ -45,6 +45,7 @@ PARTS = {
 Row = tuple[str, str, str, str]
 
 
+@store.starting()
 def run(words: Sequence[str]) -> int:
     places = [word for word in words if "=" not in word]
     if len(places) != 1:

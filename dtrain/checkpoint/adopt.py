@@ -65,24 +65,17 @@ def take(
         for others, theirs in mesh.gather((list(wanted), tied)):
             everywhere |= set(others)
             everywhere_tied |= theirs
-    weights, matched = find(
+    matching = partial(
+        find,
         weights,
-        wanted=everywhere,
         tied=everywhere_tied,
         rules=rules,
         whole=partial(whole_of, state.model),
         base=head.new_base(state.model),
     )
+    weights, matched = matching(wanted=everywhere)
     if matched.faults and (pooler := head.pooler(state.model, everywhere)):
-        rest = everywhere - pooler
-        without, again = find(
-            weights,
-            wanted=rest,
-            tied=everywhere_tied,
-            rules=rules,
-            whole=partial(whole_of, state.model),
-            base=head.new_base(state.model),
-        )
+        without, again = matching(wanted=everywhere - pooler)
         if not again.faults:
             weights, matched = without, again
             wanted = {name: tensor for name, tensor in wanted.items() if name not in pooler}

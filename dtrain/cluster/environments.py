@@ -7,7 +7,7 @@ first rows are the innermost: mpirun starts its daemons by srun, and torchrun ma
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dtrain.errors import EnvironError
@@ -132,20 +132,20 @@ def _pet(environ: Mapping[str, str]) -> Mapping[str, str]:
 POD = ("KUBERNETES_SERVICE_HOST", "CLUSTER_SPEC", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE")
 RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
+TORCH = Row(
+    "torch",
+    "ranks",
+    rank="RANK",
+    world="WORLD_SIZE",
+    local_rank="LOCAL_RANK",
+    local_world="LOCAL_WORLD_SIZE",
+    node="GROUP_RANK",
+    nodes="GROUP_WORLD_SIZE",
+    alone=True,
+)
 TABLE = (
     # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-    Row(
-        "torchrun",
-        "ranks",
-        rank="RANK",
-        world="WORLD_SIZE",
-        local_rank="LOCAL_RANK",
-        local_world="LOCAL_WORLD_SIZE",
-        node="GROUP_RANK",
-        nodes="GROUP_WORLD_SIZE",
-        alone=True,
-        needs=("TORCHELASTIC_RUN_ID",),
-    ),
+    replace(TORCH, name="torchrun", needs=("TORCHELASTIC_RUN_ID",)),
     # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
     Row(
         "Azure ML",
@@ -181,17 +181,7 @@ TABLE = (
         without=RANK[2:],
         parse=_pet,
     ),
-    Row(
-        "torch",
-        "ranks",
-        rank="RANK",
-        world="WORLD_SIZE",
-        local_rank="LOCAL_RANK",
-        local_world="LOCAL_WORLD_SIZE",
-        node="GROUP_RANK",
-        nodes="GROUP_WORLD_SIZE",
-        alone=True,
-    ),
+    TORCH,
     # https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html
     Row(
         "Open MPI",

@@ -66,14 +66,7 @@ def cores(plan: Plan) -> Result:
         calls = _calls(mesh) if mesh.world > 1 else {}
         figures = mesh.gather(figures)[0]
         metrics = {"figures": figures, "calls": calls, "busy": max(0.0, 1 - sum(waited) / len(waited))}
-        return Result(
-            status="finished",
-            step=0,
-            loss=None,
-            wall_seconds=time.perf_counter() - began,
-            metrics=metrics,
-            versions=versions(),
-        )
+        return _result(metrics, began)
 
 
 def steps(plan: Plan) -> Result:
@@ -99,14 +92,12 @@ def steps(plan: Plan) -> Result:
         finally:
             training.stream.close()
         metrics = {"seconds": float(mesh.max(torch.tensor(_usual(taken[WARM:]))))}
-        return Result(
-            status="finished",
-            step=0,
-            loss=None,
-            wall_seconds=time.perf_counter() - began,
-            metrics=metrics,
-            versions=versions(),
-        )
+        return _result(metrics, began)
+
+
+def _result(metrics: dict[str, Any], began: float) -> Result:
+    seconds = time.perf_counter() - began
+    return Result(status="finished", step=0, loss=None, wall_seconds=seconds, metrics=metrics, versions=versions())
 
 
 def _calls(mesh: Mesh) -> dict[str, list[list[float]]]:
